@@ -1,0 +1,32 @@
+"""Builds the one extension. MTPSTATS_DEBUG=1 brings Cython's bounds and overflow checks back."""
+
+import os
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+debug = os.environ.get("MTPSTATS_DEBUG", "0") == "1"
+
+setup(
+    ext_modules=cythonize(
+        # No -ffast-math: it deletes the NaN behaviour of the kernel. No -march=native: wider
+        # instructions come from runtime dispatch. No contraction: every machine, the same bits.
+        [
+            Extension(
+                "mtpstats._core",
+                ["mtpstats/_core.pyx"],
+                depends=[f"mtpstats/{name}.h" for name in ("_kernel", "_kernel_simd", "_sampler")],
+                extra_compile_args=["-O3", "-ffp-contract=off"],
+            )
+        ],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": debug,
+            "wraparound": debug,
+            "initializedcheck": debug,
+            "overflowcheck": debug,
+            "cdivision": not debug,
+            "embedsignature": True,
+        },
+    )
+)
