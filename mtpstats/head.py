@@ -1,0 +1,282 @@
+"""The MTP head: how each kind of it follows the target and drafts.
+
+``Head`` is one NextN block, fed with its own hidden rows past the first step. ``ChainHead`` has a
+block per draft step, and each step decodes the whole draft so far under its own block.
+``SharedHead`` reads the target's cells: it has no memory of its own, nothing to follow, and every
+draft step stands at the same position.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from mtpstats._core import Row
+from mtpstats.errors import InputError
+from mtpstats.llama import Batch, Context
+from mtpstats.stats import Collector
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How far the head drafts; llama.cpp's ``--spec-draft-n-max``, ``-n-min`` and ``-p-min``."""
+
+    n_max: int = 8
+    n_min: int = 0
+    p_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n_max < 1:
+            raise InputError(f"n_max is {self.n_max}: it must be at least 1")
+        if not 0 <= self.n_min <= self.n_max:
+            raise InputError(f"n_min is {self.n_min}: it must lie between 0 and n_max {self.n_max}")
+        if not 0.0 <= self.p_min <= 1.0:
+            raise InputError(f"p_min is {self.p_min}: it must lie between 0 and 1")
+
+
+class Slot:
+    """One text in the making, in a sequence of its own.
+
+    ``n_past`` is the position at which ``id_last`` goes; ``row`` the address of the target's
+    hidden row before it (float32[n_embd_out], owned here), zeros at position 0. For this round:
+    ``draft``; ``n_steps``, how many tokens the head may propose; ``limit``, how many of them go to
+    verification, and ``reason``, why no more.
+    """
+
+    def __init__(self, seq: int, row_bytes: int) -> None:
+        self.seq = seq
+        self._buffer = ctypes.create_string_buffer(row_bytes)
+        self.row = ctypes.addressof(self._buffer)
+        self.row_bytes = row_bytes
+        self.n_past = 0
+        self.id_last = -1
+        self.draft: list[int] = []
+        self.n_steps = 0
+        self.limit = 0
+        self.reason = "n_max"
+
+    def keep_row(self, address: int) -> None:
+        """Copy the row at ``address`` before a decode overwrites it."""
+        ctypes.memmove(self.row, address, self.row_bytes)
+
+    def plan(self, n_max: int, n_min: int, room: int, budget: int | None) -> None:
+        """Decide how far to draft; ``room`` is left in the context, ``budget`` to be generated.
+
+        As in llama.cpp a budget of 0 or less does not cut, and a draft is judged by ``n_min``
+        before it is cut, so it may have to grow past the cut.
+        """
+        self.draft = []
+        self.limit, self.reason = n_max, "n_max"
+        if budget is not None and 0 < budget < self.limit:
+            self.limit, self.reason = budget, "budget"
+        if room < self.limit:
+            self.limit, self.reason = max(room, 0), "context"
+        self.n_steps = min(max(self.limit, n_min), room + 1) if self.limit else 0
+
+
+class Head:
+    """One NextN block in a context of its own, for any number of slots at once.
+
+    ``ns`` counts the nanoseconds spent in the head's decodes.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settings: DraftSettings,
+        n_vocab: int,
+        capacity: int,
+        collector: Collector | None,
+    ) -> None:
+        self.context = context
+        self.settings = settings
+        self.n_max = settings.n_max
+        self.ns = 0
+        self._n_vocab = n_vocab
+        self._collector = collector
+        self._row_bytes = 4 * context.n_embd_out
+        self._batch = Batch(capacity, n_embd=context.n_embd_out)
+        self._row = Row()
+
+    def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
+        """Decode what the target just decoded, each token with the row before it.
+
+        ``parts`` holds (slot, tokens, index of the first token in the target's batch), ``rows``
+        the address of the target's hidden rows in batch order. The first token of a slot takes the
+        slot's own row.
+        """
+        batch, row_bytes = self._batch, self._row_bytes
+        batch.clear()
+        for slot, tokens, index in parts:
+            here = batch.embd_address(batch.n_tokens)
+            for position, token in enumerate(tokens, slot.n_past):
+                batch.add(token, position, slot.seq, False)
+            ctypes.memmove(here, slot.row, row_bytes)
+            if len(tokens) > 1:
+                source = rows + index * row_bytes
+                ctypes.memmove(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
+        before = perf_counter_ns()
+        self._follow(parts)
+        self.ns += perf_counter_ns() - before
+
+    def _follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]]) -> None:
+        self.context.decode(self._batch)
+
+    def draft(self, slots: Sequence[Slot]) -> None:
+        """Fill ``slot.draft`` of every slot and tell the collector what was seen and sent."""
+        context, collector, row = self.context, self._collector, self._row
+        n_logits, n_vocab, p_min = context.n_vocab, self._n_vocab, self.settings.p_min
+        batch = self._batch
+        batch.clear()
+        drafting = [slot for slot in slots if slot.n_steps]
+        outputs = [self._feed(slot, slot.id_last, slot.row) for slot in drafting]
+        failed: list[Slot] = []
+        step = 0
+        while drafting:
+            before = perf_counter_ns()
+            self._step(drafting, step)
+            logits = context.logits_address(outputs[0])
+            self.ns += perf_counter_ns() - before
+            batch.clear()
+            going, indices = [], []
+            for slot, output in zip(drafting, outputs, strict=True):
+                if output != outputs[0]:
+                    logits = context.logits_address(output)
+                if collector is not None:
+                    row.read_at(logits, n_logits, n_vocab)
+                    collector.candidates_row(slot.seq, step, row)
+                else:
+                    row.best_at(logits, n_logits, n_vocab)
+                token = row.best
+                if token < 0:
+                    failed.append(slot)
+                elif row.p_top10 < p_min:
+                    if collector is not None:
+                        collector.stop(slot.seq, step)
+                else:
+                    slot.draft.append(token)
+                    if len(slot.draft) < slot.n_steps:
+                        indices.append(self._feed(slot, token, context.nextn_address(output)))
+                        going.append(slot)
+            drafting, outputs = going, indices
+            step += 1
+        self._forget(slots)
+        for slot in slots:
+            self._send(slot, slot in failed)
+
+    def _send(self, slot: Slot, failed: bool) -> None:
+        """Throw away or cut the draft as llama.cpp does."""
+        collector = self._collector
+        if failed:
+            # No finite logit to draft from: the round says nothing about the head.
+            slot.draft = []
+            if collector is not None:
+                collector.invalid(slot.seq)
+        elif slot.n_steps and len(slot.draft) < self.settings.n_min:
+            slot.draft = []
+            if collector is not None:
+                collector.drop(slot.seq)
+        else:
+            del slot.draft[slot.limit :]
+            if collector is not None:
+                collector.verify(slot.seq, slot.draft, slot.reason)
+
+    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
+        """Add the next step's input; return the batch index whose logits it will read."""
+        batch = self._batch
+        index = batch.add(token, slot.n_past + len(slot.draft), slot.seq, True)
+        ctypes.memmove(batch.embd_address(index), hidden, self._row_bytes)
+        return index
+
+    def _step(self, drafting: Sequence[Slot], step: int) -> None:
+        self.context.decode(self._batch)
+
+    def _forget(self, slots: Sequence[Slot]) -> None:
+        """Remove what drafting left in the head's memory."""
+        for slot in slots:
+            if slot.n_steps:
+                self.context.seq_rm(slot.seq, slot.n_past, -1)
+
+    def rewind(self, slot: Slot) -> None:
+        """Remove everything from ``slot.n_past`` on: what was not accepted."""
+        self.context.seq_rm(slot.seq, slot.n_past, -1)
+
+    def clear(self, slot: Slot) -> None:
+        """Remove the slot's text."""
+        self.context.seq_rm(slot.seq)
+
+
+class ChainHead(Head):
+    """A NextN block per draft step; ``n_max`` is clamped to their number.
+
+    KV is kept per block, so a step removes the draft and decodes all of it again under its block:
+    tokens ``[id_last, d[0], ...]`` with rows ``[row, h[0], ...]``, each ``h`` from the step before.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settings: DraftSettings,
+        n_vocab: int,
+        capacity: int,
+        collector: Collector | None,
+    ) -> None:
+        super().__init__(context, settings, n_vocab, capacity, collector)
+        self._n_blocks = context.model.n_layer_nextn
+        self.n_max = min(settings.n_max, self._n_blocks)
+        self._chains: dict[int, ctypes.Array[ctypes.c_char]] = {}
+
+    def _follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]]) -> None:
+        for block in range(self._n_blocks):
+            for slot, _, _ in parts:
+                self.context.seq_rm(slot.seq, slot.n_past, -1)
+            self.context.set_nextn_layer_offset(block)
+            self.context.decode(self._batch)
+        self.context.set_nextn_layer_offset(0)
+
+    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
+        batch, row_bytes = self._batch, self._row_bytes
+        if slot.seq not in self._chains:
+            self._chains[slot.seq] = ctypes.create_string_buffer((self.n_max + 1) * row_bytes)
+        chain = ctypes.addressof(self._chains[slot.seq])
+        tokens = [slot.id_last, *slot.draft]
+        ctypes.memmove(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
+        first = batch.n_tokens
+        for i, one in enumerate(tokens):
+            index = batch.add(one, slot.n_past + i, slot.seq, i == len(tokens) - 1)
+        ctypes.memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
+        return index
+
+    def _step(self, drafting: Sequence[Slot], step: int) -> None:
+        for slot in drafting:
+            self.context.seq_rm(slot.seq, slot.n_past, -1)
+        self.context.set_nextn_layer_offset(step)
+        self.context.decode(self._batch)
+
+    def _forget(self, slots: Sequence[Slot]) -> None:
+        self.context.set_nextn_layer_offset(0)
+        super()._forget(slots)
+
+
+class SharedHead(Head):
+    """A head that attends to the target's own cells, all draft steps at position ``n_past``."""
+
+    def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
+        """Do nothing: the target's cells are the head's."""
+
+    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
+        batch = self._batch
+        index = batch.add(token, slot.n_past, slot.seq, True)
+        ctypes.memmove(batch.embd_address(index), hidden, self._row_bytes)
+        return index
+
+    def _forget(self, slots: Sequence[Slot]) -> None:
+        """Do nothing: drafting wrote no cells."""
+
+    def rewind(self, slot: Slot) -> None:
+        """Do nothing: the target's own removal did it."""
+
+    def clear(self, slot: Slot) -> None:
+        """Do nothing: the target's own removal did it."""

@@ -1,0 +1,57 @@
+"""llama.cpp's own binaries from the same build, as the other side of a comparison."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What ``llama-speculative-simple`` printed; ``text`` without newlines at its end."""
+
+    text: bytes
+    drafted: int
+    accepted: int
+    decoded: int
+    tokens_per_second: float
+
+
+def tool(prefix: Path, name: str) -> Path:
+    """Path of one of llama.cpp's programs; fails, never skips, when the build has no tools."""
+    path = prefix / "bin" / name
+    assert path.exists(), f"{name} is missing: build with ./build_llama.sh --tools"
+    return path
+
+
+def speculative_simple(
+    prefix: Path, model: Path, prompt: str, n_predict: int, *options: str, threads: int = 1
+) -> Reference:
+    """Run ``llama-speculative-simple --spec-type draft-mtp`` greedily on one prompt."""
+    command = [
+        *(str(tool(prefix, "llama-speculative-simple")), "-m", str(model)),
+        *("--spec-type", "draft-mtp", "--temp", "0", "-n", str(n_predict)),
+        *("-t", str(threads), "-p", prompt, "--no-escape"),
+        *options,
+    ]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    log = done.stderr.decode(errors="replace")
+
+    def number(pattern: str) -> str:
+        found = re.search(pattern, log)
+        assert found, f"no {pattern!r} in the log:\n{log[-2000:]}"
+        return found[1]
+
+    # stdout: two newlines, the prompt's pieces, the generated text, newlines. The log's own thread
+    # may lose the last of these at exit, so where the text's newlines end cannot be told.
+    head = b"\n\n" + prompt.encode()
+    assert done.stdout.startswith(head), done.stdout[:200]
+    return Reference(
+        text=done.stdout[len(head) :].rstrip(b"\n"),
+        drafted=int(number(r"n_drafted\s*=\s*(\d+)")),
+        accepted=int(number(r"n_accept\s*=\s*(\d+)")),
+        decoded=int(number(r"decoded\s+(\d+) tokens")),
+        tokens_per_second=float(number(r"decoded.*speed:\s*([\d.]+) t/s")),
+    )
