@@ -9,7 +9,7 @@ Drafted and accepted counts and the text equal those of ``llama-speculative-simp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import TracebackType
@@ -89,23 +89,35 @@ class Generation:
 
 
 class _Text(Slot):
-    """A slot and what it has generated."""
+    """A slot and its text; ``index`` and ``n_rows`` say where it is in the target's batch."""
 
-    def __init__(self, seq: int, row_bytes: int, n_predict: int) -> None:
+    def __init__(self, number: int, seq: int, row_bytes: int, n_predict: int) -> None:
         super().__init__(seq, row_bytes)
+        self.number = number
         self.result = Generation()
         self.n_predict = n_predict
         self.n_done = 0
+        self.index = 0
+        self.n_rows = 0
+
+    @property
+    def sent(self) -> list[int]:
+        """The tokens this round's target pass reads."""
+        return [self.id_last, *self.draft]
+
+
+OnText = Callable[[int, bytes], None]
+OnDone = Callable[[int, Generation], None]
 
 
 class Speculator:
-    """Generates text with a model and its MTP head.
+    """Generates text with a model and its MTP head, ``n_parallel`` prompts at a time.
 
     Owns its two contexts; ``close()`` (or the end of a ``with`` block) frees them, the model stays
     the caller's. ``draft=None`` decodes plainly, without a head, as a baseline. Raises
     ``ModelError`` when the model has no head that can be driven.
 
-    ``n_ctx`` is the number of positions a text can have, ``n_max`` the draft length in force:
+    ``n_ctx`` is the number of positions one text can have, ``n_max`` the draft length in force:
     a model with a chain of NextN blocks drafts at most one token per block.
     """
 
@@ -115,6 +127,7 @@ class Speculator:
         *,
         draft: DraftSettings | None,
         sampling: Sampling | None = None,
+        n_parallel: int = 1,
         n_ctx: int = 0,
         n_batch: int = 2048,
         n_ubatch: int = 512,
@@ -126,18 +139,22 @@ class Speculator:
         collector: Collector | None = None,
     ) -> None:
         sampling = sampling or Sampling()
+        if n_parallel < 1:
+            raise InputError(f"n_parallel is {n_parallel}: it must be at least 1")
         self.model = model
+        self.n_parallel = n_parallel
         self.collector = collector if collector is not None and collector.enabled else None
         n_max = draft.n_max if draft else 0
 
         def context(n_rs_seq: int, n_outputs: int, target: Context | None) -> Context:
             return Context(
                 model,
-                n_ctx=n_ctx if target is None else target.n_ctx,
+                n_ctx=n_ctx if target is None else target.n_ctx * n_parallel,
                 n_batch=n_batch,
                 n_ubatch=n_ubatch,
+                n_seq_max=n_parallel,
                 n_rs_seq=n_rs_seq,
-                n_outputs_max=n_outputs,
+                n_outputs_max=n_outputs * n_parallel,
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
                 flash_attn=flash_attn,
@@ -150,7 +167,7 @@ class Speculator:
         self._head: Head | None = None
         self._target = target = context(n_max, 1 + n_max, None)
         try:
-            capacity = max(target.n_batch, 1 + n_max)
+            capacity = max(target.n_batch, n_parallel * (1 + n_max))
             self._batch = Batch(capacity)
             if draft:
                 if target.rollback == "none":
@@ -168,6 +185,7 @@ class Speculator:
         except BaseException:
             self.close()
             raise
+        self._padded = n_parallel > 1 and target.rollback == "snapshots"
         self.n_ctx = target.n_ctx
         self.n_max = self._head.n_max if self._head else 0
         self._sampler = Sampler(
@@ -198,15 +216,59 @@ class Speculator:
         *,
         on_text: Callable[[bytes], None] | None = None,
     ) -> Generation:
-        """Continue ``prompt`` and return what happened.
+        """Continue one prompt: ``generate_all`` of a single one."""
+        stream = None if on_text is None else lambda _number, text: on_text(text)
+        (result,) = self.generate_all([prompt], n_predict, on_text=stream)
+        return result
 
-        As in ``llama-speculative-simple`` the verification that brings the count past
-        ``n_predict`` is the last one and is kept whole, so a few tokens more than ``n_predict``
-        may come. ``n_predict`` -1 goes on to the end of generation or of the context. Memory is
-        cleared first: calls are independent. ``on_text`` receives each verification's bytes, which
-        may end inside a UTF-8 character. Raises ``InputError`` for a prompt that is empty or
-        longer than the context.
+    def generate_all(
+        self,
+        prompts: Iterable[Sequence[int]],
+        n_predict: int,
+        *,
+        on_text: OnText | None = None,
+        on_done: OnDone | None = None,
+    ) -> list[Generation]:
+        """Continue every prompt and return what happened, in the order of the prompts.
+
+        As in ``llama-speculative-simple`` the verification that brings a text past ``n_predict``
+        tokens is its last one and is kept whole, so a few tokens more may come. ``n_predict`` -1
+        goes on to the end of generation or of the context. Texts are independent of one another;
+        a finished one makes room for the next prompt at once, and ``on_done`` receives its number
+        and result. ``on_text`` receives the number and each verification's bytes, which may end
+        inside a UTF-8 character. ``seconds`` of texts that ran together are equal shares of the
+        time that passed. Raises ``InputError`` for a prompt that is empty or longer than the
+        context.
         """
+        waiting = enumerate(prompts)
+        free = list(range(self.n_parallel))
+        active: list[_Text] = []
+        results: dict[int, Generation] = {}
+        try:
+            while True:
+                while free:
+                    number, prompt = next(waiting, (-1, ()))
+                    if number < 0:
+                        break
+                    self._check_prompt(prompt)
+                    text = _Text(number, free.pop(0), self._row_bytes, n_predict)
+                    active.append(text)
+                    self._begin(text, prompt)
+                if not active:
+                    break
+                for text in self._round(active, on_text):
+                    active.remove(text)
+                    free.append(text.seq)
+                    free.sort()
+                    results[text.number] = self._end(text)
+                    if on_done is not None:
+                        on_done(text.number, text.result)
+        finally:
+            for text in active:
+                self._end(text)
+        return [results[number] for number in range(len(results))]
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise InputError("the prompt is empty: there is nothing to continue")
         if len(prompt) > self.n_ctx:
@@ -214,34 +276,11 @@ class Speculator:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.n_ctx}: "
                 "shorten it or raise --ctx-size"
             )
-        text = _Text(0, self._row_bytes, n_predict)
-        result, collector, head = text.result, self.collector, self._head
-        start = perf_counter_ns()
-        self._read_prompt(text, prompt)
-        begun = perf_counter_ns()
-        result.seconds.prompt = (begun - start) * 1e-9
-        if collector is not None:
-            collector.begin(text.seq)
-        self._target_ns = 0
-        if head is not None:
-            head.ns = 0
-        try:
-            while not self._round(text, on_text):
-                pass
-        finally:
-            total = perf_counter_ns() - begun
-            head_ns = head.ns if head is not None else 0
-            result.seconds.target = self._target_ns * 1e-9
-            result.seconds.head = head_ns * 1e-9
-            result.seconds.other = (total - self._target_ns - head_ns) * 1e-9
-            if collector is not None:
-                collector.finish(text.seq, text.n_past, text.id_last)
-                result.snapshot = collector.take(text.seq)
-        return result
 
-    def _read_prompt(self, text: _Text, prompt: Sequence[int]) -> None:
+    def _begin(self, text: _Text, prompt: Sequence[int]) -> None:
         """Fill both memories with all of the prompt but its last token."""
         target, head, batch = self._target, self._head, self._batch
+        start = perf_counter_ns()
         target.seq_rm(text.seq)
         if head is not None:
             head.clear(text)
@@ -256,42 +295,103 @@ class Speculator:
                 text.keep_row(target.nextn_address(len(chunk) - 1))
             text.n_past += len(chunk)
         text.id_last = prompt[last]
+        text.result.seconds.prompt = (perf_counter_ns() - start) * 1e-9
+        if self.collector is not None:
+            self.collector.begin(text.seq)
 
-    def _round(self, text: _Text, on_text: Callable[[bytes], None] | None) -> bool:
-        """Draft, verify, accept; return True when the text has ended."""
-        collector, target, head = self.collector, self._target, self._head
-        seq, result, n_past = text.seq, text.result, text.n_past
-        room = self.n_ctx - n_past - 1
-        if room < 0:
-            result.stop = "context"
-            return True
-        if collector is not None:
-            collector.draft(seq, n_past, text.id_last)
+    def _end(self, text: _Text) -> Generation:
+        if self.collector is not None:
+            self.collector.finish(text.seq, text.n_past, text.id_last)
+            text.result.snapshot = self.collector.take(text.seq)
+        return text.result
+
+    def _round(self, active: Sequence[_Text], on_text: OnText | None) -> list[_Text]:
+        """Draft, verify and accept once for every text; return those that have ended."""
+        head, collector = self._head, self.collector
+        start = perf_counter_ns()
+        self._target_ns = 0
         if head is not None:
-            budget = text.n_predict - text.n_done - 1 if text.n_predict >= 0 else None
-            text.plan(head.n_max, head.settings.n_min, room - 1, budget)
-            head.draft([text])
-        draft = text.draft
+            head.ns = 0
+        ended = []
+        going = []
+        for text in active:
+            room = self.n_ctx - text.n_past - 1
+            if room < 0:
+                text.result.stop = "context"
+                ended.append(text)
+                continue
+            going.append(text)
+            if collector is not None:
+                collector.draft(text.seq, text.n_past, text.id_last)
+            if head is not None:
+                budget = text.n_predict - text.n_done - 1 if text.n_predict >= 0 else None
+                text.plan(head.n_max, head.settings.n_min, room - 1, budget)
+        if head is not None and going:
+            head.draft(going)
+        for group in self._groups(going):
+            self._pass(group)
+            ended += [text for text in group if self._accept(text, on_text)]
+        head_ns = head.ns if head is not None else 0
+        share = 1e-9 / len(active)
+        spent = perf_counter_ns() - start
+        for text in active:
+            seconds = text.result.seconds
+            seconds.target += self._target_ns * share
+            seconds.head += head_ns * share
+            seconds.other += (spent - self._target_ns - head_ns) * share
+        return ended
 
-        batch = self._batch
+    def _groups(self, texts: Sequence[_Text]) -> list[Sequence[_Text]]:
+        """Split into texts that one target pass can verify and roll back together.
+
+        Recurrent memory keeps snapshots only of sequences decoded side by side, with consecutive
+        ids and equally many tokens; ``_pass`` fills the shorter ones up.
+        """
+        if not self._padded:
+            return [texts] if texts else []
+        groups: list[Sequence[_Text]] = []
+        run: list[_Text] = []
+        width = max((len(text.sent) for text in texts), default=0)
+        for text in sorted(texts, key=lambda text: text.seq):
+            if text.n_past + width > self.n_ctx:
+                groups.append([text])
+            elif run and text.seq == run[-1].seq + 1:
+                run.append(text)
+            else:
+                run = [text]
+                groups.append(run)
+        return groups
+
+    def _pass(self, group: Sequence[_Text]) -> None:
+        """Run the target over ``[id_last, d[0], ...]`` of each text, then the head after it."""
+        target, head, batch = self._target, self._head, self._batch
+        width = max(len(text.sent) for text in group) if self._padded else 0
         batch.clear()
-        sent = [text.id_last, *draft]
-        batch.extend(sent, n_past, seq, "all")
+        for text in group:
+            text.index = batch.n_tokens
+            sent = text.sent
+            batch.extend(sent, text.n_past, text.seq, "all")
+            batch.extend([text.id_last] * (width - len(sent)), text.n_past + len(sent), text.seq)
+            text.n_rows = batch.n_tokens - text.index
         before = perf_counter_ns()
         target.decode(batch)
-        logits = target.logits_address(0)
+        target.synchronize()
         self._target_ns += perf_counter_ns() - before
         if head is not None:
-            head.follow([(text, sent, 0)], target.nextn_rows_address())
+            parts = [(text, text.sent, text.index) for text in group]
+            head.follow(parts, target.nextn_rows_address())
 
-        chosen = self._verify(draft, n_past, logits, result.margins)
+    def _accept(self, text: _Text, on_text: OnText | None) -> bool:
+        """Take the accepted prefix and the target's own token; return True at the text's end."""
+        target, head, result = self._target, self._head, text.result
+        chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
-            if collector is not None:
-                collector.invalid(seq)
+            if self.collector is not None:
+                self.collector.invalid(text.seq)
             return True
         n_accepted = len(chosen) - 1
-        result.verifications.append((len(draft), n_accepted))
+        result.verifications.append((len(text.draft), n_accepted))
         text.n_done += len(chosen)
         for i, token in enumerate(chosen):
             if self.model.is_eog(token):
@@ -306,34 +406,31 @@ class Speculator:
         made = b"".join([self.model.piece(token) for token in (chosen[:-1] if ended else chosen)])
         result.text += made
         if on_text is not None and made:
-            on_text(made)
+            on_text(text.number, made)
         if ended or 0 <= text.n_predict < text.n_done:
             return True
         if head is not None:
-            text.keep_row(target.nextn_address(n_accepted))
-            if n_accepted < len(draft):
-                target.seq_rm(seq, text.n_past, -1)
+            text.keep_row(target.nextn_address(text.index + n_accepted))
+            if n_accepted + 1 < text.n_rows:
+                target.seq_rm(text.seq, text.n_past, -1)
                 head.rewind(text)
         return False
 
-    def _verify(
-        self, draft: Sequence[int], n_past: int, logits: int, margins: list[float]
-    ) -> list[int]:
+    def _verify(self, text: _Text) -> list[int]:
         """Return the target's tokens: the accepted prefix and one more; empty on NaN."""
-        sampler, target, model = self._sampler, self._target, self.model
-        n_logits, n_vocab, n_draft = target.n_vocab, model.n_vocab, len(draft)
+        sampler, target, draft = self._sampler, self._target, text.draft
+        n_logits, n_vocab, n_draft = target.n_vocab, self.model.n_vocab, len(text.draft)
         chosen: list[int] = []
         for i in range(n_draft + 1):
-            if i:
-                logits = target.logits_address(i)
-            token = sampler.sample_at(logits, n_logits, n_past + 1 + i, n_vocab)
+            logits = target.logits_address(text.index + i)
+            token = sampler.sample_at(logits, n_logits, text.n_past + 1 + i, n_vocab)
             if token < 0:
                 return []
             chosen.append(token)
-            margins.append(sampler.margin)
+            text.result.margins.append(sampler.margin)
             if i == n_draft or token != draft[i]:
                 break
             # llama.cpp accepts an end-of-generation token only as the last of a draft.
-            if i + 1 < n_draft and model.is_eog(token):
+            if i + 1 < n_draft and self.model.is_eog(token):
                 break
         return chosen

@@ -1,0 +1,32 @@
+"""What the tests of models and contexts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mtpstats.llama import Batch, Context, Model
+
+# Exact arithmetic: F32 caches, no flash attention; the models are F32 as well.
+EXACT = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+Tiny = Callable[..., Path]
+
+
+def tokens(count: int, seed: int = 0, n_vocab: int = 500) -> list[int]:
+    return np.random.default_rng(seed).integers(0, n_vocab, count).tolist()
+
+
+def run(context: Context, ids: list[int], pos: int = 0, seq: int = 0) -> np.ndarray:
+    """Decode and return the logits of the last token."""
+    batch = Batch(len(ids))
+    batch.extend(ids, pos, seq, "last")
+    context.decode(batch)
+    return context.logits(len(ids) - 1).copy()
+
+
+def fresh(model: Model, ids: list[int]) -> np.ndarray:
+    """Logits of the last token in a context that saw nothing else."""
+    with Context(model, **EXACT) as context:
+        return run(context, ids)
