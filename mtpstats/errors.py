@@ -47,9 +47,10 @@ class ContextFull(LlamaError):
 
 
 class Interrupted(MtpStatsError):
-    """The user interrupted the run."""
+    """The user interrupted the run. ``code`` is libllama's return value if it was in a call."""
 
     exit_code = 130
+    code: int = 0
 
 
 class CheckFailed(MtpStatsError):

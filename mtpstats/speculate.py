@@ -185,7 +185,6 @@ class Speculator:
         except BaseException:
             self.close()
             raise
-        self._padded = n_parallel > 1 and target.rollback == "snapshots"
         self.n_ctx = target.n_ctx
         self.n_max = self._head.n_max if self._head else 0
         self._sampler = Sampler(
@@ -344,35 +343,32 @@ class Speculator:
     def _groups(self, texts: Sequence[_Text]) -> list[Sequence[_Text]]:
         """Split into texts that one target pass can verify and roll back together.
 
-        Recurrent memory keeps snapshots only of sequences decoded side by side, with consecutive
-        ids and equally many tokens; ``_pass`` fills the shorter ones up.
+        Recurrent memory wants them equally long, so shorter ones are filled up where that fits;
+        the filling is rolled back with what is rejected.
         """
-        if not self._padded:
+        for text in texts:
+            text.n_rows = len(text.draft) + 1
+        if len(texts) < 2:
             return [texts] if texts else []
-        groups: list[Sequence[_Text]] = []
-        run: list[_Text] = []
-        width = max((len(text.sent) for text in texts), default=0)
-        for text in sorted(texts, key=lambda text: text.seq):
-            if text.n_past + width > self.n_ctx:
-                groups.append([text])
-            elif run and text.seq == run[-1].seq + 1:
-                run.append(text)
-            else:
-                run = [text]
-                groups.append(run)
-        return groups
+        if self._target.rollback == "snapshots":
+            width = max(text.n_rows for text in texts)
+            for text in texts:
+                if text.n_past + width <= self.n_ctx:
+                    text.n_rows = width
+        groups = self._target.groups({text.seq: text.n_rows for text in texts})
+        by_seq = {text.seq: text for text in texts}
+        return [[by_seq[seq] for seq in group] for group in groups]
 
     def _pass(self, group: Sequence[_Text]) -> None:
         """Run the target over ``[id_last, d[0], ...]`` of each text, then the head after it."""
         target, head, batch = self._target, self._head, self._batch
-        width = max(len(text.sent) for text in group) if self._padded else 0
         batch.clear()
         for text in group:
             text.index = batch.n_tokens
             sent = text.sent
             batch.extend(sent, text.n_past, text.seq, "all")
-            batch.extend([text.id_last] * (width - len(sent)), text.n_past + len(sent), text.seq)
-            text.n_rows = batch.n_tokens - text.index
+            filling = [text.id_last] * (text.n_rows - len(sent))
+            batch.extend(filling, text.n_past + len(sent), text.seq)
         before = perf_counter_ns()
         target.decode(batch)
         target.synchronize()

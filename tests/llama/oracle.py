@@ -36,16 +36,21 @@ def speculative_simple(
         *("-t", str(threads), "-p", prompt, "--no-escape"),
         *options,
     ]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=300)
-    log = done.stderr.decode(errors="replace")
+    for _ in range(5):
+        done = subprocess.run(command, capture_output=True, check=True, timeout=300)
+        log = done.stderr.decode(errors="replace")
+        # The log's own thread may lose the end of the log at exit. It writes in order: with the
+        # counts there, the text is whole.
+        if "n_accept " in log:
+            break
 
     def number(pattern: str) -> str:
         found = re.search(pattern, log)
         assert found, f"no {pattern!r} in the log:\n{log[-2000:]}"
         return found[1]
 
-    # stdout: two newlines, the prompt's pieces, the generated text, newlines. The log's own thread
-    # may lose the last of these at exit, so where the text's newlines end cannot be told.
+    # stdout: two newlines, the prompt's pieces, the generated text, then newlines of which some may
+    # be lost: where the text's own end cannot be told.
     head = b"\n\n" + prompt.encode()
     assert done.stdout.startswith(head), done.stdout[:200]
     return Reference(

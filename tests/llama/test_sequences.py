@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sessions import EXACT, fresh, run, tokens
 
-from mtpstats.errors import InputError
+from mtpstats.errors import InputError, LlamaError
 from mtpstats.llama import Batch, Context, Model
 
 DEPTH = 4

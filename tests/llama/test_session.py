@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from sessions import EXACT, Tiny, fresh, run, tokens
 
 from mtpstats.errors import ContextFull, InputError, ModelError, MtpStatsError
-from mtpstats.llama import Batch, Context, Library, Model
+from mtpstats.llama import Batch, Context, Library, Model, limits
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -67,6 +68,16 @@ def test_special_tokens(hybrid: Model) -> None:
             hybrid.piece(bad)
         with pytest.raises(InputError, match="vocabulary"):
             hybrid.is_eog(bad)
+
+
+def test_a_model_without_a_tokenizer_still_decodes(lib: Library, tiny: Tiny) -> None:
+    with Model(lib, tiny("qwen35", tokenizer=False)) as model:
+        assert model.n_vocab == 512
+        for call in (lambda: model.tokenize("x"), lambda: model.piece(1), lambda: model.is_eog(1)):
+            with pytest.raises(ModelError, match="has no tokenizer"):
+                call()
+        with Context(model, **EXACT) as context:
+            assert np.isfinite(run(context, [1, 2, 3])).all()
 
 
 def test_text_that_is_no_unicode_is_refused(hybrid: Model) -> None:
@@ -412,6 +423,26 @@ def test_mtp_on_models_without_it(lib: Library, tiny: Tiny) -> None:
         r"promises 1 NextN block\(s\).*blk\.2\.nextn\.eh_proj\.weight is missing",
     )
     obstacle(tiny("glm4moe", n_nextn=2), "2 NextN blocks; llama.cpp runs one for glm4moe")
+
+
+@pytest.mark.parametrize("arch", ["exaone-moe", "exaone4", "glm4", "dots3note", "bailingmoe2"])
+def test_architectures_with_nextn_metadata_but_no_graph(attention: Model, arch: str) -> None:
+    header = SimpleNamespace(arch=arch, has_tensor=lambda name: True)
+    model = SimpleNamespace(header=header, arch=arch, vocab_only=False, n_layer_nextn=1, n_layer=2)
+    assert "no MTP graph" in str(Model.mtp_obstacle(model))  # type: ignore[arg-type]
+
+
+def test_a_shared_head_goes_with_its_own_target_only(attention: Model) -> None:
+    assistant = SimpleNamespace(
+        path=Path("a.gguf"),
+        header=SimpleNamespace(arch="gemma4-assistant"),
+        arch="gemma4-assistant",
+        mtp_obstacle=lambda: None,
+    )
+    with pytest.raises(InputError, match="needs the target"):
+        limits.check_mtp(assistant, 0, None)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"drafts for gemma4 only; .* is glm4moe"):
+        limits.check_mtp(assistant, 0, attention)  # type: ignore[arg-type]
 
 
 def test_vocab_only_models_decode_nothing(lib: Library, tiny: Tiny) -> None:

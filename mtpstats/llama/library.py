@@ -1,0 +1,232 @@
+"""Find, load and check libllama. Nothing is loaded at import."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtpstats.errors import AbiMismatch, LibraryNotFound
+from mtpstats.llama import functions, installed, structs
+from mtpstats.llama.log import CALLBACK, LEVELS, Log
+from mtpstats.text import printable
+
+_STRUCTS = ("llama_model_params", "llama_context_params", "llama_batch")
+_DEFAULTS = {
+    "llama_model_params": "llama_model_default_params",
+    "llama_context_params": "llama_context_default_params",
+}
+# Backends that bring kernels for every GPU reach a gigabyte; a second of hashing per start is
+# too much. libllama and ggml's own libraries are below this by far.
+_LARGEST_HASHED = 64 << 20
+
+_lock = threading.Lock()
+_loaded: dict[Path, Library] = {}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One compute device ggml sees. Memory in bytes, 0 where the backend does not tell."""
+
+    name: str
+    description: str
+    type: str
+    backend: str
+    memory_free: int
+    memory_total: int
+
+
+_DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+
+
+class Library:
+    """A loaded and checked libllama. Made by ``load``; lives until the process ends.
+
+    ``fn`` holds the typed functions, ``structs`` the structures by name, ``log`` what llama.cpp
+    logged last.
+    """
+
+    def __init__(self, build: installed.Build) -> None:
+        """Load ``build`` and run every check of its manifest; raises AbiMismatch."""
+        self.build = build
+        self.prefix = build.prefix
+        self.path = build.library
+        self.manifest = build.manifest
+        self.log = Log()
+        where = printable(str(build.prefix / installed.MANIFEST))
+        self.structs = {}
+        for name in _STRUCTS:
+            if name not in self.manifest["structs"]:
+                raise AbiMismatch(f"{where}: {name} is missing; rebuild with ./build_llama.sh")
+            self.structs[name] = structs.build(name, self.manifest["structs"][name], where)
+        _check_hashes(build)
+        self._cdll = _open(build)
+        for name, symbol in _DEFAULTS.items():
+            try:
+                function = self._cdll[symbol]
+            except AttributeError:
+                raise AbiMismatch(f"{where}: the library has no symbol {symbol}") from None
+            layout = self.manifest["structs"][name]
+            structs.check_defaults(name, self.structs[name], layout, function, where)
+        self.fn = functions.bind(self._cdll, self.manifest, self.structs, self.log, where)
+        # Models in the order of their creation; each closes its contexts first.
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._start()
+
+    def _start(self) -> None:
+        self.fn.llama_log_set(self.log.callback, None)
+        self.fn.llama_backend_init()
+        if self.fn.ggml_backend_dev_count() == 0:
+            # Backends built as plug-ins lie beside the library.
+            self.fn.ggml_backend_load_all_from_path(os.fsencode(self.path.parent))
+        # After the interpreter is gone the callback must not be called any more.
+        atexit.register(self._shut_down)
+
+    def _shut_down(self) -> None:
+        for model in list(self.models):
+            model.close()
+        self.fn.llama_log_set(CALLBACK(), None)
+
+    @property
+    def version(self) -> str:
+        """llama.cpp's version, from the library itself where it tells."""
+        if self.fn.has("llama_version"):
+            return printable(self.fn.llama_version() or b"")
+        return self.build.version
+
+    @property
+    def supports_rpc(self) -> bool:
+        """Whether ggml's RPC backend is present."""
+        return bool(self.fn.llama_supports_rpc())
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences a context can hold."""
+        return int(self.fn.llama_max_parallel_sequences())
+
+    def devices(self) -> list[Device]:
+        """Return the devices ggml sees, in its order."""
+        found = []
+        for index in range(self.fn.ggml_backend_dev_count()):
+            device = self.fn.ggml_backend_dev_get(index)
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            self.fn.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            kind = self.fn.ggml_backend_dev_type(device)
+            registry = self.fn.ggml_backend_dev_backend_reg(device)
+            found.append(
+                Device(
+                    name=printable(self.fn.ggml_backend_dev_name(device) or b""),
+                    description=printable(self.fn.ggml_backend_dev_description(device) or b""),
+                    type=_DEVICE_TYPES.get(kind, f"type {kind}"),
+                    backend=printable(self.fn.ggml_backend_reg_name(registry) or b"")
+                    if registry
+                    else "",
+                    memory_free=free.value,
+                    memory_total=total.value,
+                )
+            )
+        return found
+
+    def verbose(self, listener: Callable[[str, str], None] | None) -> None:
+        """Send every log line to ``listener(level, line)``; None stops it.
+
+        Levels are ``debug``, ``info``, ``warning``, ``error``. An exception in the listener
+        silences it.
+        """
+        if listener is None:
+            self.log.listener = None
+        else:
+            self.log.listener = lambda level, line: listener(LEVELS.get(level, "info"), line)
+
+    def __repr__(self) -> str:
+        """Path and version."""
+        return f"<libllama {self.version} at {printable(str(self.path))}>"
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Library:
+    """Load libllama, checked against its ABI manifest; the same library twice is the same object.
+
+    ``path`` is a library file or a build's prefix; without it ``MTPSTATS_LIBLLAMA`` counts, then
+    the newest build ``build_llama.sh`` installed. Raises LibraryNotFound (every place tried),
+    AbiMismatch (the field, file or symbol).
+    """
+    build = installed.locate(path)
+    key = build.library.resolve()
+    with _lock:
+        for other, library in _loaded.items():
+            if other == key and library.manifest == build.manifest:
+                return library
+            if other != key:
+                # The ggml libraries of both have the same names: the second would get the first's.
+                raise AbiMismatch(
+                    f"{printable(str(other))} is loaded in this process already; "
+                    f"{printable(str(key))} needs a process of its own"
+                )
+        library = Library(build)
+        _loaded[key] = library
+        return library
+
+
+def _check_hashes(build: installed.Build) -> None:
+    listed = build.manifest["files"]
+    names = {build.library.resolve()}
+    for name, expected in listed.items():
+        file = build.prefix / name
+        shown = printable(str(file))
+        if not name.startswith("lib/"):
+            continue
+        try:
+            if file.stat().st_size > _LARGEST_HASHED:
+                continue
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise LibraryNotFound(f"{shown}: {error.strerror}; run ./build_llama.sh") from None
+        names.discard(file.resolve())
+        if digest != expected:
+            raise AbiMismatch(
+                f"{shown} is not the file its manifest was made for (sha256 differs); "
+                "rebuild with ./build_llama.sh"
+            )
+    if names:
+        raise AbiMismatch(
+            f"{printable(str(build.library))} is not among the files of its manifest; "
+            "rebuild with ./build_llama.sh"
+        )
+
+
+def _open(build: installed.Build) -> ctypes.CDLL:
+    # ggml would start a debugger on an abort; an assertion's text is enough.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    # By full path and before libllama, so that its dependencies are these very files whatever
+    # LD_LIBRARY_PATH says. Plug-in backends are ggml's business: it picks what the CPU can run.
+    if "-DGGML_BACKEND_DL=ON" not in build.manifest.get("cmake_args", []):
+        names = [name for name in build.manifest["files"] if name.startswith("lib/libggml")]
+        for name in sorted(names, key=_load_order):
+            _keep_open(build.prefix / name)
+    try:
+        return ctypes.CDLL(str(build.library.resolve()))
+    except OSError as error:
+        raise LibraryNotFound(
+            f"{printable(str(build.library))} cannot be loaded: {printable(str(error))}; "
+            "run ./build_llama.sh"
+        ) from None
+
+
+def _load_order(name: str) -> tuple[bool, bool, str]:
+    # Everything needs libggml-base; libggml needs the backends.
+    return "libggml-base" not in name, "libggml." in name, name
+
+
+def _keep_open(file: Path) -> None:
+    try:
+        ctypes.CDLL(str(file))
+    except OSError:
+        # A driver library may be missing: libllama's own loading says so, or does without.
+        return

@@ -1,0 +1,105 @@
+"""What a context may be asked for: checked before libllama, which would abort or allocate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtpstats.errors import InputError, ModelError
+from mtpstats.llama import arch
+from mtpstats.text import printable
+
+if TYPE_CHECKING:
+    from mtpstats.llama.model import Model
+
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6,
+    "q5_1": 7,
+}  # fmt: skip
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+
+
+def check_settings(model: Model, fields: Mapping[str, Any], beyond_training: bool) -> None:
+    """Refuse values of ``llama_context_params`` that cannot work; raises InputError."""
+    if model.vocab_only:
+        raise InputError(f"{printable(model.path.name)} was loaded without its weights")
+
+    def bounds(name: str, low: int, high: int) -> None:
+        if not low <= fields[name] <= high:
+            raise InputError(f"{name} is {fields[name]}; {low} to {high} are possible")
+
+    bounds("n_seq_max", 1, model.lib.max_sequences)
+    bounds("n_batch", 1, 1 << 24)
+    bounds("n_ubatch", 1, 1 << 24)
+    bounds("n_threads", 1, _MAX_THREADS)
+    bounds("n_threads_batch", 1, _MAX_THREADS)
+    bounds("n_rs_seq", 0, 1 << 16)
+    bounds("n_outputs_max", 0, 1 << 24)
+    bounds("n_ctx", 0, (1 << 31) - 1)
+    n_seq, n_ctx = fields["n_seq_max"], fields["n_ctx"] or model.n_ctx_train
+    # Without kv_unified n_ctx is shared out among the sequences.
+    longest = model.n_ctx_train * (1 if fields["kv_unified"] else n_seq)
+    if n_ctx < 1 or (n_ctx > longest and not beyond_training):
+        raise InputError(
+            f"n_ctx is {n_ctx}; {printable(model.path.name)} was trained for "
+            f"{model.n_ctx_train} positions"
+        )
+    n_batch = min(fields["n_batch"], n_ctx)
+    if (fields["n_outputs_max"] or n_batch) < n_seq:
+        raise InputError(f"n_outputs_max and n_batch must be at least n_seq_max, which is {n_seq}")
+    # llama.cpp keeps the last n_rs_seq + 1 tokens of a sequence in one ubatch and asserts that
+    # they fit.
+    n_ubatch, snapshots = min(n_batch, fields["n_ubatch"]), fields["n_rs_seq"]
+    if snapshots and (model.is_hybrid or model.is_recurrent) and snapshots + 1 >= n_ubatch:
+        raise InputError(
+            f"n_ubatch is {n_ubatch}; drafts of up to {snapshots} tokens need more than "
+            f"{snapshots + 1} on {model.arch}"
+        )
+
+
+def check_mtp(model: Model, n_rs_seq: int, target: Model | None) -> None:
+    """Refuse an MTP context on ``model`` that cannot work; raises ModelError, InputError."""
+    name = printable(model.path.name)
+    obstacle = model.mtp_obstacle()
+    if obstacle is not None:
+        raise ModelError(f"{name} ({model.arch}) cannot draft with MTP: {obstacle}")
+    if n_rs_seq:
+        raise InputError("an MTP context keeps no snapshots: n_rs_seq must be 0")
+    if target is None:
+        raise InputError("an MTP context needs the target's context as `other`")
+    if target is model:
+        return
+    known, theirs = arch.KNOWN.get(model.header.arch), printable(target.path.name)
+    # A shared head reads the target's memory: with another architecture libllama may crash.
+    if known is not None and known.target and target.header.arch != known.target:
+        raise ModelError(f"{name} drafts for {known.target} only; {theirs} is {target.arch}")
+    for what, ours, other in (
+        ("hidden rows", model.n_embd_out, target.n_embd_out),
+        ("a vocabulary", model.n_vocab, target.n_vocab),
+    ):
+        if ours != other:
+            raise ModelError(f"{name} has {what} of {ours}, the target {theirs} of {other}")
+
+
+def choice(name: str, value: str, allowed: Mapping[str, int]) -> int:
+    """Return ``allowed[value]``; raises InputError naming what is allowed."""
+    if value not in allowed:
+        raise InputError(f"{name} is {printable(value)}; use one of {', '.join(allowed)}")
+    return allowed[value]
+
+
+def default_threads() -> int:
+    """Return the number of physical cores, as llama.cpp counts them by default."""
+    siblings = set()
+    for file in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings"):
+        try:
+            siblings.add(file.read_text())
+        except OSError:
+            continue
+    if siblings:
+        return min(len(siblings), _MAX_THREADS)
+    logical = os.cpu_count() or 4
+    return min(logical if logical <= 4 else logical // 2, _MAX_THREADS)

@@ -1,0 +1,298 @@
+"""Tiny random-weight GGUF models with MTP blocks, made in seconds; nothing is committed.
+
+``make(path, arch, **options)`` writes the metadata, lets llama.cpp itself say which tensors that
+needs (``llama_model_init_from_user`` in a child process, since a wrong key may abort), and fills
+them with seeded noise. The blocks are near the identity, so that the head agrees with the target
+often, but not always: ``eh_proj`` is [I, noise] and what the branches add to the residual stream
+is scaled by ``residual``.
+
+Another architecture is one function in ``KEYS`` that returns its metadata.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+END = "<|end|>"
+
+
+@dataclass(frozen=True)
+class Options:
+    n_vocab: int = 512
+    n_embd: int = 64
+    n_layer: int = 2  # of the trunk
+    n_nextn: int = 1
+    n_head: int = 2
+    n_head_kv: int = 1
+    n_ff: int = 128
+    n_ctx: int = 512
+    n_expert: int = 4
+    n_expert_used: int = 2
+    seed: int = 1
+    f32: bool = False
+    residual: float = 0.12
+    noise: float = 0.2  # of the hidden row in eh_proj
+    sharpness: float = 4.0  # standard deviation of the logits
+    nan_in: str = ""  # name of a tensor to fill with NaN
+    without: str = ""  # pattern of tensors to leave out of the file
+    only: str = ""  # pattern of tensors to keep
+    tokenizer: bool = True
+
+
+def _common(o: Options) -> dict[str, Any]:
+    return {
+        "block_count": o.n_layer + o.n_nextn,
+        "nextn_predict_layers": o.n_nextn,
+        "context_length": o.n_ctx,
+        "embedding_length": o.n_embd,
+        "feed_forward_length": o.n_ff,
+        "attention.head_count": o.n_head,
+        "attention.head_count_kv": o.n_head_kv,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+        "vocab_size": o.n_vocab,
+    }
+
+
+def _experts(o: Options) -> dict[str, Any]:
+    return {
+        "expert_count": o.n_expert,
+        "expert_used_count": o.n_expert_used,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": o.n_ff // 2,
+        "expert_gating_func": 2,
+        "expert_weights_scale": 1.0,
+        "expert_weights_norm": True,
+        "leading_dense_block_count": 1,
+    }
+
+
+def _glm4moe(o: Options) -> dict[str, Any]:
+    return {
+        "attention.key_length": o.n_embd // o.n_head,
+        "attention.value_length": o.n_embd // o.n_head,
+        "rope.dimension_count": o.n_embd // o.n_head,
+        **_experts(o),
+    }
+
+
+def _qwen35(o: Options) -> dict[str, Any]:
+    head = o.n_embd // o.n_head
+    return {
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "rope.dimension_count": head // 2,
+        "rope.dimension_sections": [head // 8, head // 8, 0, 0],
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 2 * head,
+        "ssm.state_size": head,
+        "ssm.time_step_rank": 2,
+        "ssm.group_count": 2,
+    }
+
+
+KEYS: dict[str, Callable[[Options], dict[str, Any]]] = {"glm4moe": _glm4moe, "qwen35": _qwen35}
+
+# Tensors llama.cpp can do without; the files they come from do not have them either.
+_OPTIONAL = re.compile(
+    r"\.(scale|input_scale)$|nextn\.(embed_tokens|shared_head_head)\.|rope_freqs"
+    r"|attn_(q|k|v|qkv|output)\.bias$|ffn_\w+\.bias$"
+)
+_BRANCH_OUTPUT = re.compile(r"(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.weight$")
+# Kept in F32 by every converter: ggml has no F16 kernel for some, the others are tiny.
+_ALWAYS_F32 = re.compile(r"(ssm_conv1d|ssm_a|ffn_gate_inp)")
+
+
+def make(path: str | os.PathLike[str], arch: str, **options: Any) -> Path:
+    """Write a model of ``arch`` to ``path``; the same arguments give the same bytes."""
+    path = Path(path)
+    o = replace(Options(), **options)
+    keys = path.with_suffix(".keys.gguf")
+    _write(keys, arch, o, {})
+    shapes = _shapes_in_child(keys)
+    keys.unlink()
+    tensors = {}
+    for name, shape in shapes.items():
+        if _OPTIONAL.search(name) or (o.without and re.search(o.without, name)):
+            continue
+        if not o.only or re.search(o.only, name):
+            tensors[name] = _weights(name, shape, o)
+    _write(path, arch, o, tensors)
+    return path
+
+
+def _weights(name: str, shape: list[int], o: Options) -> np.ndarray:
+    # By name, not by order: leaving one tensor out leaves the others alone.
+    rng = np.random.default_rng([o.seed, *name.encode()])
+    rows = tuple(reversed(shape))  # GGUF names the fastest dimension first
+    noise = rng.standard_normal(rows, dtype=np.float32)
+    fan_in = shape[0]
+    if name == o.nan_in:
+        value = np.full(rows, np.nan, dtype=np.float32)
+    elif "ssm_a" in name:
+        value = -np.exp(noise)
+    elif name.endswith("bias"):
+        value = np.zeros(rows, dtype=np.float32)
+    elif len(rows) == 1:  # norms
+        value = 1 + noise / 20
+    elif name == "token_embd.weight":
+        value = noise
+    elif name == "output.weight":
+        value = noise * (o.sharpness / fan_in**0.5)
+    elif "nextn.eh_proj" in name:
+        value = noise * (o.noise / fan_in**0.5)
+        value[:, : rows[0]] += np.eye(rows[0], dtype=np.float32)
+    elif _BRANCH_OUTPUT.search(name):
+        value = noise * (o.residual / fan_in**0.5)
+    else:
+        value = noise / fan_in**0.5
+    keep = o.f32 or len(rows) == 1 or _ALWAYS_F32.search(name)
+    return np.ascontiguousarray(value, dtype=np.float32 if keep else np.float16)
+
+
+def _write(path: Path, arch: str, o: Options, tensors: dict[str, np.ndarray]) -> None:
+    writer = gguf.GGUFWriter(str(path), arch)
+    writer.add_name(f"tiny-{arch}")
+    writer.add_file_type(0 if o.f32 else 1)
+    for key, value in {**_common(o), **KEYS[arch](o)}.items():
+        _add(writer, f"{arch}.{key}", value)
+    if o.tokenizer:
+        _add_tokenizer(writer, o.n_vocab)
+    else:
+        writer.add_tokenizer_model("none")
+    for name, value in tensors.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _byte_letters() -> list[str]:
+    # GPT-2's letters for the 256 bytes: printable Latin-1 as itself, the rest from U+0100 on.
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def _add_tokenizer(writer: Any, n_vocab: int) -> None:
+    pairs = [
+        "th",
+        "he",
+        "in",
+        "er",
+        "an",
+        "re",
+        "on",
+        "at",
+        "en",
+        "nd",
+        "ti",
+        "es",
+        "or",
+        "te",
+        "of",
+        "ed",
+        "is",
+        "it",
+        "al",
+        "ar",
+        "st",
+        "to",
+        "nt",
+    ]
+    merges = [f"{a} {b}" for a, b in pairs]
+    tokens = [*_byte_letters(), END, *(merge.replace(" ", "") for merge in merges)]
+    tokens += [f"Ġw{i}" for i in range(len(tokens), n_vocab)]
+    assert len(tokens) == n_vocab, f"n_vocab must be at least {len(tokens)}"
+    types = [gguf.TokenType.NORMAL] * n_vocab
+    types[256] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(256)
+    writer.add_add_bos_token(False)
+
+
+def _shapes_in_child(keys: Path) -> dict[str, list[int]]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, __file__, str(keys)], capture_output=True, text=True, env=environ
+    )
+    assert done.returncode == 0, f"{keys.name}: {done.stderr[-2000:]}"
+    return json.loads(done.stdout)
+
+
+def _shapes(keys: str) -> dict[str, list[int]]:
+    """Ask llama.cpp for the tensors of a model that has metadata only."""
+    from mtpstats.llama import load
+
+    lib = load()
+    c = lib._cdll
+    init = c["gguf_init_from_file"]
+
+    class Params(ctypes.Structure):
+        _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+    init.argtypes, init.restype = [ctypes.c_char_p, Params], ctypes.c_void_p
+    get_name, n_elements = c["ggml_get_name"], c["ggml_nelements"]
+    get_name.argtypes, get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    n_elements.argtypes, n_elements.restype = [ctypes.c_void_p], ctypes.c_int64
+    found: dict[str, list[int]] = {}
+    callback_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+    def record(tensor: int, _user_data: Any) -> None:
+        # struct ggml_tensor { enum ggml_type type; void * buffer; int64_t ne[4]; ...
+        extents = list((ctypes.c_int64 * 4).from_address(tensor + 16))
+        assert int(np.prod(extents)) == n_elements(tensor)
+        while len(extents) > 1 and extents[-1] == 1:
+            extents.pop()
+        found[get_name(tensor).decode()] = extents
+
+    callback = callback_type(record)
+    user = c["llama_model_init_from_user"]
+    user.argtypes = [
+        ctypes.c_void_p,
+        callback_type,
+        ctypes.c_void_p,
+        lib.structs["llama_model_params"],
+    ]
+    user.restype = ctypes.c_void_p
+    params = lib.fn.llama_model_default_params()
+    params.load_mtp = True
+    params.n_gpu_layers = 0
+    model = user(init(os.fsencode(keys), Params(True, None)), callback, None, params)
+    assert model, lib.log.since(0, 10)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_shapes(sys.argv[1])))
