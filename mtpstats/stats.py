@@ -1,0 +1,363 @@
+"""Live statistics: the passive collector and the snapshots of its counters.
+
+The collector sees what any draft loop has in hand and never asks which tokens were accepted: that
+follows from two consecutive ``draft()`` calls on a sequence. ``docs/methodology.md`` has the rules.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from mtpstats import _core
+from mtpstats._core import CENSOR_REASONS, LAYOUT, MAX_POSITIONS, SHOWN, UNIT
+from mtpstats.errors import InputError
+
+__all__ = ["CENSOR_REASONS", "MAX_POSITIONS", "SHOWN", "Collector", "Snapshot", "compact"]
+
+Counts: TypeAlias = npt.NDArray[np.uint64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_LIMIT: Final = 2**64
+_SUMS: Final = ("sum_p", "sum_p_top10")
+
+
+def _places() -> tuple[dict[str, tuple[slice, tuple[int, ...]]], int]:
+    places, at = {}, 0
+    for name, shape in LAYOUT:
+        size = int(np.prod(shape, dtype=int))
+        places[name] = (slice(at, at + size), shape)
+        at += size
+    return places, at
+
+
+_PLACES, _SIZE = _places()
+
+
+class _Array:
+    """A counter array of a Snapshot: a view of its memory, which may be written."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place, self.shape = _PLACES[name.removesuffix("_units")]
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> _Array: ...
+    @overload
+    def __get__(self, owner: Snapshot, kind: type) -> Counts: ...
+    def __get__(self, owner: Snapshot | None, kind: type) -> Counts | _Array:
+        return self if owner is None else owner._flat[self.place].reshape(self.shape)
+
+
+class _Sum:
+    """A sum of probabilities, derived from its exact units: read-only float64."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place, self.shape = _PLACES[name]
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> _Sum: ...
+    @overload
+    def __get__(self, owner: Snapshot, kind: type) -> Floats: ...
+    def __get__(self, owner: Snapshot | None, kind: type) -> Floats | _Sum:
+        if owner is None:
+            return self
+        values = owner._flat[self.place].reshape(self.shape) * UNIT
+        values.flags.writeable = False
+        return values
+
+
+class _Count:
+    """A single counter of a Snapshot, as an int."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.place = _PLACES[name][0].start
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> _Count: ...
+    @overload
+    def __get__(self, owner: Snapshot, kind: type) -> int: ...
+    def __get__(self, owner: Snapshot | None, kind: type) -> int | _Count:
+        return self if owner is None else int(owner._flat[self.place])
+
+    def __set__(self, owner: Snapshot, value: int) -> None:
+        owner._flat[self.place] = value
+
+
+class Snapshot:
+    """The counters at one moment. It owns its memory; the collector counts on without it.
+
+    Arrays are uint64, indexed by draft position (0-based) first; the sums of probabilities are
+    float64. ``a + b`` is exactly what one collector would hold that had seen both.
+    """
+
+    __slots__ = ("_flat",)
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    drafted = _Array("[16] drafts with L > i")
+    reached = _Array("[16] of those, how often the target's choice at i was put to the question")
+    accepted = _Array("[16] reached and equal to the draft's token")
+    rank = _Array("[16, 8] reached, by the rank of the target's choice among the candidates")
+    miss = _Array("[16] reached, the choice not among the candidates")
+    stopped = _Array("[16] drafts p_min ended at i: candidates seen, nothing drafted")
+    stopped_hit = _Array("[16] of stopped_reached, the head's best was the target's choice")
+    stopped_reached = _Array("[16] of stopped, the draft before i was wholly accepted")
+    calib_p1 = _Array("[16, 10, 2] decile of rank 1's probability: reached, hits")
+    calib_p2 = _Array("[16, 10, 2] decile of rank 2's probability: reached, hits")
+    censored = _Array("[4, 16] wholly accepted drafts of length i, by CENSOR_REASONS")
+    sum_p = _Sum("[16, 8] over reached, the probability of rank r (full softmax)")
+    sum_p_top10 = _Sum("[16, 8] the same under a softmax over the 10 best")
+    sum_p_units = _Array("[16, 8] sum_p in units of 2**-24, exact")
+    sum_p_top10_units = _Array("[16, 8] sum_p_top10 in units of 2**-24, exact")
+    verifications = _Count("target passes whose draft was resolved")
+    discarded = _Count("drafts dropped because the next position did not fit (rewind, shift, ...)")
+    unresolved = _Count("drafts whose outcome was never known")
+    invalid = _Count("rounds without a usable logit in head or target")
+    dropped_drafts = _Count("drafts thrown away before the target saw them (n_min)")
+    dropped_tokens = _Count("tokens of those")
+    cut_tokens = _Count("tokens cut from drafts that were sent")
+    padded_rows = _Count("head rows whose best logit lay in the vocabulary's padding")
+    nan_rows = _Count("head rows with a NaN or +inf")
+    beyond_drafted = _Count("drafted tokens at positions from 16 on")
+    beyond_reached = _Count("of those, reached")
+    beyond_accepted = _Count("of those, accepted")
+
+    def __init__(self) -> None:
+        """All zeros."""
+        self._flat: Counts = np.zeros(_SIZE, np.uint64)
+
+    @classmethod
+    def _from_bytes(cls, raw: bytes) -> Snapshot:
+        self = cls()
+        self._flat[:] = np.frombuffer(raw, np.uint64)
+        return self
+
+    def copy(self) -> Snapshot:
+        """A snapshot with memory of its own."""
+        return Snapshot.merge(self)
+
+    @staticmethod
+    def merge(*snapshots: Snapshot) -> Snapshot:
+        """Everything the given snapshots counted; none given: zeros.
+
+        Exact, associative and order-free. Raises InputError when a counter passes 2**64 - 1.
+        """
+        total = Snapshot()
+        for other in snapshots:
+            if not isinstance(other, Snapshot):
+                raise InputError(f"only snapshots merge, not {type(other).__name__}")
+            total._flat += other._flat
+            if (total._flat < other._flat).any():
+                raise InputError("merging passes 2**64 - 1 in a counter")
+        return total
+
+    def __add__(self, other: Snapshot) -> Snapshot:
+        return Snapshot.merge(self, other) if isinstance(other, Snapshot) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return bool((self._flat == other._flat).all())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Snapshot: {self.verifications} verifications, {int(self.drafted.sum())} drafted,"
+            f" {int(self.accepted.sum())} accepted>"
+        )
+
+    @property
+    def tokens_drafted(self) -> int:
+        """Drafted tokens at all positions, those from 16 on included."""
+        return int(self.drafted.sum()) + self.beyond_drafted
+
+    @property
+    def tokens_accepted(self) -> int:
+        """Accepted tokens at all positions, those from 16 on included."""
+        return int(self.accepted.sum()) + self.beyond_accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every counter by name: nested lists and ints, the sums as floats (multiples of 2**-24).
+
+        This is ``positions`` of the result file.
+        """
+        out: dict[str, Any] = {}
+        for name, shape in LAYOUT:
+            value = getattr(self, name)
+            out[name] = value.tolist() if shape else value
+        return out
+
+    @classmethod
+    def from_dict(cls, data: object) -> Snapshot:
+        """The inverse of :meth:`to_dict`, for untrusted data.
+
+        Raises InputError, naming the key, for a missing or unknown key, a wrong shape, a value
+        that is no count, or counts that contradict each other.
+        """
+        if not isinstance(data, Mapping):
+            raise InputError(f"counters must be an object, not {type(data).__name__}")
+        names = {name for name, _ in LAYOUT}
+        for key in data:
+            if key not in names:
+                raise InputError(f"counters: unknown key {key!r}")
+        self = cls()
+        for name, shape in LAYOUT:
+            if name not in data:
+                raise InputError(f"counters: key {name!r} is missing")
+            flat: list[int] = []
+            _flatten(data[name], shape, name, flat)
+            self._flat[_PLACES[name][0]] = np.array(flat, np.uint64)
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Relations that hold for any counting; a file that breaks one was damaged or made up."""
+        seen = self.rank.sum(axis=1, dtype=np.uint64) + self.miss
+        for key, wrong in (
+            ("reached", self.reached > self.drafted),
+            ("accepted", self.accepted > self.reached),
+            ("rank", seen != self.reached),
+            ("stopped_reached", self.stopped_reached > self.stopped),
+            ("stopped_hit", self.stopped_hit > self.stopped_reached),
+            ("calib_p1", self.calib_p1[..., 1] > self.calib_p1[..., 0]),
+            ("calib_p2", self.calib_p2[..., 1] > self.calib_p2[..., 0]),
+            ("sum_p", self.sum_p > self.reached[:, None]),
+            ("sum_p_top10", self.sum_p_top10 > self.reached[:, None]),
+            ("drafted", self.drafted > self.verifications),
+            ("beyond_reached", np.array(self.beyond_reached > self.beyond_drafted)),
+            ("beyond_accepted", np.array(self.beyond_accepted > self.beyond_reached)),
+        ):
+            if wrong.any():
+                raise InputError(f"counters: {key!r} contradicts the others")
+
+
+def _flatten(value: object, shape: tuple[int, ...], name: str, out: list[int]) -> None:
+    """Appends the numbers of a nested list of the given shape, checked."""
+    if shape:
+        if not isinstance(value, list) or len(value) != shape[0]:
+            raise InputError(f"counters: {name!r} must be a list of {shape[0]} here")
+        for item in value:
+            _flatten(item, shape[1:], name, out)
+        return
+    number: object = value
+    if name in _SUMS and isinstance(value, float):
+        if not 0.0 <= value < _LIMIT * UNIT:
+            raise InputError(f"counters: {name!r} holds {value}, which is no sum")
+        number = int(value / UNIT) if (value / UNIT).is_integer() else None
+        if number is None:
+            raise InputError(f"counters: {name!r} holds {value}, not a multiple of 2**-24")
+    elif name in _SUMS and isinstance(value, int) and not isinstance(value, bool):
+        number = value << 24
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _LIMIT:
+        shown = repr(value)
+        raise InputError(f"counters: {name!r} holds {shown[:40]}, which is no count")
+    out.append(number)
+
+
+class Collector(_core.Collector):
+    """Collects what drafts would have gained, from any drafting loop in any engine.
+
+    Per sequence, in this order::
+
+        begin(seq)
+        draft(seq, n_past, id_last)             # also resolves the draft before
+        candidates(seq, position, logits)       # 0, 1, 2, ...: the head's logits
+        stop(seq, position)                     # only if p_min ended the draft there
+        verify(seq, tokens, reason)             # what was sent, or drop(seq)
+        draft(seq, n_past, id_last)  ...
+        finish(seq, n_past, id_last)
+
+    ``n_past`` is the position at which ``id_last`` goes. From two ``draft()`` calls follow the
+    number of accepted tokens, ``n_past' - n_past - 1``, and the target's choices. Without
+    ``verify()`` the draft is taken to be the head's best token at each position with candidates.
+    A ``verify()`` that follows another is a replay of the shortened draft, as engines do that
+    must restore a checkpoint.
+
+    Args:
+        n_max: the longest draft to expect, 1..1024; a position beyond it is an error. None: 1024.
+        enabled: False makes every call do nothing, at the price of an empty call.
+        every: call ``sink`` after this many verifications, over all sequences; 0: never.
+        sink: called with a merged Snapshot. What it raises reaches the caller of ``draft()``.
+
+    Sequence ids are any number from 0 to 2**31 - 1; each takes a fixed amount of memory
+    (``_core.STATE_BYTES``), whatever the length of the run. Not locked: one collector per thread,
+    or a lock of your own. A call out of order raises InputError and changes nothing.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Collector:
+        """On only when ``LLAMA_MTP_TOPK_STATS`` is 1, as in llama.cpp's PR 28110.
+
+        It then writes a table to standard error every ``LLAMA_MTP_TOPK_STATS_EVERY``
+        verifications (default 128). Raises InputError when that is no whole number above 0.
+        """
+        env = os.environ if environ is None else environ
+        if env.get("LLAMA_MTP_TOPK_STATS") != "1":
+            return cls(enabled=False)
+        text = env.get("LLAMA_MTP_TOPK_STATS_EVERY", "128")
+        try:
+            every = int(text)
+        except ValueError:
+            every = 0
+        if not 1 <= every < 2**63:
+            raise InputError(
+                f"LLAMA_MTP_TOPK_STATS_EVERY is {text!r}; it must be a whole number above 0"
+            )
+        return cls(every=every, sink=_to_stderr)
+
+    def snapshot(self, seq: int | None = None) -> Snapshot:
+        """The counters of one sequence, or of all of them added. Open drafts are not in it."""
+        return Snapshot._from_bytes(self.counters(seq))
+
+    def take(self, seq: int | None = None) -> Snapshot:
+        """The same, and set those counters to 0. An open draft stays open."""
+        return Snapshot._from_bytes(self.counters(seq, True))
+
+
+Sink: TypeAlias = Callable[[Snapshot], object]
+
+
+def _to_stderr(snapshot: Snapshot) -> None:
+    print(compact(snapshot), file=sys.stderr, flush=True)
+
+
+def compact(snapshot: Snapshot) -> str:
+    """The counters as a table of at most 80 columns, one line per drafted position."""
+    lines = [
+        f"mtpstats: {snapshot.verifications} verifications, {snapshot.tokens_drafted} drafted,"
+        f" {snapshot.tokens_accepted} accepted",
+        "pos  reached  accept" + "".join(f"{f'r{r}':>6}" for r in range(1, SHOWN + 1)) + "  miss    p2",
+    ]
+    for i in np.flatnonzero(snapshot.drafted):
+        reached = int(snapshot.reached[i])
+        rate = f"{int(snapshot.accepted[i]) / reached:.3f}" if reached else "-"
+        p2 = f"{snapshot.sum_p[i, 1] / reached:.3f}" if reached else "-"
+        ranks = "".join(f"{_short(int(n)):>6}" for n in snapshot.rank[i])
+        lines.append(
+            f"{i + 1:>3}{_short(reached, 9):>9}{rate:>8}{ranks}{_short(int(snapshot.miss[i])):>6}{p2:>6}"
+        )
+    return "\n".join(lines)
+
+
+def _short(n: int, width: int = 6) -> str:
+    """A count in fewer than ``width`` characters: 1234567 becomes 1235k."""
+    for unit in ("", "k", "M", "G", "T", "P", "E"):
+        text = f"{n}{unit}"
+        if len(text) < width:
+            return text
+        n = (n + 500) // 1000
+    return text
