@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 _HOME = {"Collector": "stats", "Snapshot": "stats", "top_k": "_core"}
 
-__all__ = ["Collector", "Snapshot", "__version__", "top_k"]  # noqa: F822
+__all__ = ["Collector", "Snapshot", "__version__", "top_k"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,113 @@
+"""The command line: the group, and the one place where exceptions become exit codes.
+
+Commands are imported when they are called, so that ``mtpstats --help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+import mtpstats
+from mtpstats.cli import streams
+from mtpstats.errors import MtpStatsError
+from mtpstats.text import printable
+
+COMMANDS = {
+    "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "info": "Show the libllama builds, the devices, and how a model can be driven.",
+}
+
+EXAMPLES = """\
+Examples:
+  mtpstats bench                           the built-in model and prompts
+  mtpstats bench -m model.gguf -o a.json   your model; keep the result
+  mtpstats info -m model.gguf              can this model draft?
+"""
+
+
+class _Group(click.Group):
+    """Looks commands up in ``COMMANDS`` and imports only the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"mtpstats.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("\n" + EXAMPLES)
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(mtpstats.__version__, prog_name="mtpstats", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Measure how the MTP head of a GGUF model drafts: deeper, wider, or leave it."""
+    if ctx.invoked_subcommand is None:
+        raise click.UsageError("no command given", ctx)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code (DESIGN section 6).
+
+    0 done, 1 failed at run time, 2 bad usage or input, 3 a check did not hold, 130 interrupted.
+    A reader that went away (``| head -1``) has what it wanted: 0.
+    """
+    streams.prepare()
+    arguments = list(sys.argv[1:] if args is None else args)
+    try:
+        try:
+            with cli.make_context("mtpstats", arguments) as ctx:
+                cli.invoke(ctx)
+        finally:
+            streams.flush()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except BrokenPipeError:
+        streams.discard()
+        return 0
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "mtpstats"
+        return _failed(f"{error.format_message()} (see {path} --help)", 2)
+    except MtpStatsError as error:
+        return _failed(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130)
+    except MemoryError:
+        return _failed("not enough memory", 1)
+    except OSError as error:
+        return _failed(str(error), 1)
+    except Exception as error:
+        kind = type(error).__name__
+        return _failed(f"unexpected {kind}: {error} (MTPSTATS_TRACEBACK=1 shows where)", 1)
+    return 0
+
+
+def _failed(message: str, code: int) -> int:
+    """Print one plain line and return the exit code."""
+    try:
+        if os.environ.get("MTPSTATS_TRACEBACK") == "1":
+            traceback.print_exc()
+        streams.to_stderr(f"mtpstats: error: {printable(' '.join(message.split()))}\n")
+    except OSError:
+        pass
+    streams.discard()
+    return code

@@ -1,0 +1,185 @@
+"""``mtpstats bench``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mtpstats.cli import options
+from mtpstats.cli.streams import show_log, to_stderr, to_stdout
+from mtpstats.errors import InputError, MtpStatsError
+
+if TYPE_CHECKING:
+    from mtpstats.prompts import Prompt
+    from mtpstats.run import BenchSettings
+
+EXAMPLES = """\
+Examples:
+  mtpstats bench
+      the built-in model and prompts
+  mtpstats bench -m model.gguf -f notes.txt -f main.py -n 256 --baseline
+      two prompts of your own, and the measured speed-up over plain decoding
+  mtpstats bench -m model.gguf --prompts mine.jsonl --temp 0.8 -o result.json
+      many prompts, sampled; the table on the terminal, everything in the file
+"""
+
+
+@click.command("bench", cls=options.Command, epilog=EXAMPLES)
+@options.takes(
+    model=options.ModelOptions,
+    texts=options.PromptOptions,
+    drafting=options.DraftOptions,
+    sampling=options.SamplingOptions,
+    run=options.RunOptions,
+    output=options.OutputOptions,
+    log=options.LogOption,
+)
+def command(
+    model: options.ModelOptions,
+    texts: options.PromptOptions,
+    drafting: options.DraftOptions,
+    sampling: options.SamplingOptions,
+    run: options.RunOptions,
+    output: options.OutputOptions,
+    log: options.LogOption,
+) -> None:
+    """Run prompts, and show how the MTP head drafts for them.
+
+    The head drafts as in llama.cpp's draft-mtp, and the target verifies. The table shows, per
+    draft position, how often a drafted token was accepted, and which rank among the head's
+    candidates the target's own choice had: whether to draft deeper or wider.
+    """
+    _check_output(output)
+    prompts = _gather(texts)
+
+    from mtpstats import run as runs
+    from mtpstats.cli.live import ProgressLine, TextStream
+
+    settings = _settings(model, drafting, sampling, run, output)
+    line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
+    stream = TextStream(to_stderr) if run.stream else None
+
+    def on_stats(snapshot: Any) -> None:
+        from mtpstats.stats import compact
+
+        line.clear()
+        to_stderr(compact(snapshot) + "\n")
+
+    try:
+        result = runs.bench(
+            settings,
+            prompts,
+            on_progress=line if line.enabled else None,
+            on_stats=on_stats if settings.stats_every else None,
+            on_text=stream,
+            on_log=show_log if log.verbose else None,
+            command=["mtpstats", *sys.argv[1:]],
+        )
+    except runs.BenchInterrupted as stop:
+        line.clear()
+        if stop.result["prompts"]:
+            _deliver(stop.result, output)
+        raise
+    finally:
+        line.clear()
+        if stream is not None:
+            stream.close()
+    _deliver(result, output)
+
+
+def _check_output(output: options.OutputOptions) -> None:
+    """Refuse before a long run what could not be written after it."""
+    if output.output is None:
+        if sys.stdout is None:
+            raise InputError("standard output is closed and no -o FILE is given: nowhere to write")
+        return
+    if str(output.output) == "-":
+        raise InputError("-o wants a file name; --json writes to standard output")
+
+    from mtpstats import result
+
+    result.check_writable(output.output)
+
+
+def _gather(texts: options.PromptOptions) -> list[Prompt]:
+    """Return the prompts of all sources, the built-in ones if there are none."""
+    from mtpstats import prompts
+
+    found = [
+        prompts.from_text(text, f"prompt-{number}", escape=texts.escape)
+        for number, text in enumerate(texts.prompt, 1)
+    ]
+    found += [prompts.from_file(path, escape=texts.escape) for path in texts.file]
+    for path in texts.prompts:
+        found += prompts.load(path)
+    return prompts.with_unique_ids(found or prompts.builtin())
+
+
+def _settings(
+    model: options.ModelOptions,
+    drafting: options.DraftOptions,
+    sampling: options.SamplingOptions,
+    run: options.RunOptions,
+    output: options.OutputOptions,
+) -> BenchSettings:
+    from mtpstats.run import BenchSettings, builtin_model
+    from mtpstats.speculate import DraftSettings, Sampling
+
+    built_in = builtin_model()
+    path = model.model or built_in
+    temp, temp_source = sampling.temp, "asked"
+    if temp is None:
+        is_built_in = _same_file(path, built_in)
+        temp = options.BUILT_IN_TEMP if is_built_in else 0.0
+        temp_source = "built-in model" if is_built_in else "default"
+    return BenchSettings(
+        model=path,
+        n_predict=run.n_predict,
+        draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
+        sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
+        n_ctx=model.n_ctx,
+        n_batch=model.n_batch,
+        n_ubatch=model.n_ubatch,
+        n_threads=model.n_threads if model.n_threads > 0 else None,
+        n_threads_batch=model.n_threads_batch if model.n_threads_batch > 0 else None,
+        n_gpu_layers=model.n_gpu_layers,
+        flash_attn=model.flash_attn,
+        type_k=model.type_k,
+        type_v=model.type_v,
+        baseline=run.baseline,
+        temp_source=temp_source,
+        stats=not run.no_stats,
+        stats_every=run.stats_every,
+        hash_model=output.json or output.output is not None,
+    )
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return path == other
+
+
+def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
+    """Write the file, then print; a file that fails at last does not take the table with it."""
+    from mtpstats import result as results
+
+    failure: MtpStatsError | None = None
+    if output.output is not None:
+        try:
+            results.write(output.output, result)
+        except MtpStatsError as error:
+            failure = error
+    if output.json:
+        to_stdout(results.dumps(result))
+    else:
+        from mtpstats.report import text
+
+        to_stdout(text.render(result))
+    if failure is not None:
+        raise failure

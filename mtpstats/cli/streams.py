@@ -1,0 +1,64 @@
+"""The standard streams, made safe: any encoding, closed ones, readers that go away.
+
+``click.echo`` is not used for our own text: where the terminal's encoding is ASCII it writes UTF-8.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mtpstats.text import printable
+
+
+def prepare() -> None:
+    """Make output safe in every encoding, and keep closed standard streams closed.
+
+    A file opened later would otherwise get the number of a closed stream, and whatever C code
+    prints would end up in it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def to_stdout(text: str) -> None:
+    """Write to standard output; a closed one is no error."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+
+
+def to_stderr(text: str) -> None:
+    """Write to standard error at once; a closed one is no error."""
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def show_log(level: str, line: str) -> None:
+    """Write one line of llama.cpp's log."""
+    to_stderr(f"llama.cpp {level}: {printable(line)}\n")
+
+
+def flush() -> None:
+    """Write out what standard output still holds."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def discard() -> None:
+    """Send what is still buffered nowhere, or the interpreter would complain at its end."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(devnull, stream.fileno())
+    os.close(devnull)

@@ -1,0 +1,369 @@
+"""The result file: made, checked, read and written here.
+
+A result is a plain dict of JSON types; DESIGN names its keys. Only what cannot be derived is
+stored, so rates and intervals are computed when a result is shown. A missing number is None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import mtpstats
+from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.text import printable
+
+SCHEMA = "mtpstats.result/1"
+SECONDS = ("prompt", "target", "head", "other")
+COUNTS = ("n_prompt", "tokens", "verifications", "drafted", "accepted", "near_ties")
+
+
+class _Signed(int):
+    """Stands in the lists below for an integer that may be negative."""
+
+
+_SECONDS = dict.fromkeys(SECONDS, float)
+_PROMPT: dict[str, Any] = {
+    "id": str,
+    "category": (str, None),
+    "prompt_sha256": str,
+    **dict.fromkeys(COUNTS, int),
+    "text": str,
+    "repeated_4grams": (float, None),
+    "stop": str,
+    "seconds": _SECONDS,
+    "positions": (dict, None),
+    "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
+}
+_RESULT: dict[str, Any] = {
+    "schema": str,
+    "environment": {"mtpstats": str, "time": str, "library": (dict, None), "devices": list},
+    "model": {
+        "file": str,
+        "size": int,
+        "sha256": (str, None),
+        "architecture": str,
+        "parameters": (int, None),
+        "vocabulary": int,
+        "nextn_blocks": int,
+        "quantisation": (str, None),
+    },
+    "settings": {
+        "n_predict": (_Signed, None),
+        "temp_source": (str, None),
+        **dict.fromkeys(("temp", "top_p", "min_p", "p_min"), (float, None)),
+        **dict.fromkeys(
+            ("n_prompts", "n_max", "n_max_asked", "n_min", "top_k", "seed", "n_ctx", "n_threads"),
+            (int, None),
+        ),
+    },
+    "prompts": [_PROMPT],
+    "total": {
+        **dict.fromkeys(COUNTS, int),
+        "seconds": _SECONDS,
+        "positions": (dict, None),
+        "tokens_per_second": (float, None),
+        "baseline_tokens_per_second": (float, None),
+    },
+}
+
+
+def make(
+    environment: dict[str, Any],
+    model: dict[str, Any],
+    settings: dict[str, Any],
+    prompts: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return a result with its ``total`` summed up from ``prompts``."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "model": model,
+        "settings": settings,
+        "prompts": list(prompts),
+        "total": _total(prompts),
+    }
+
+
+def with_prompts(result: dict[str, Any], prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of the same run with these prompts and their total."""
+    return make(result["environment"], result["model"], result["settings"], prompts)
+
+
+def _total(prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    from mtpstats.stats import Snapshot
+
+    positions = [p["positions"] for p in prompts if p["positions"] is not None]
+    merged = Snapshot.merge(*map(Snapshot.from_dict, positions)).to_dict() if positions else None
+    seconds = {part: math.fsum(p["seconds"][part] for p in prompts) for part in SECONDS}
+    plain = [p["baseline"] for p in prompts if p["baseline"] is not None]
+    counts = {key: sum(p[key] for p in prompts) for key in COUNTS}
+    return {
+        **counts,
+        "seconds": seconds,
+        "positions": merged,
+        "tokens_per_second": _rate(counts["tokens"], seconds),
+        "baseline_tokens_per_second": _rate(
+            sum(b["tokens"] for b in plain),
+            {part: math.fsum(b["seconds"][part] for b in plain) for part in SECONDS},
+        ),
+    }
+
+
+def _rate(tokens: int, seconds: dict[str, float]) -> float | None:
+    spent = seconds["target"] + seconds["head"] + seconds["other"]
+    return tokens / spent if spent > 0 else None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Speed and where the time went; None where nothing was measured.
+
+    ``seconds`` are the generation's (the prompt's reading is apart) by part, ``shares`` the same
+    as parts of 1. ``speedup`` is drafted over plain tokens/s.
+    """
+
+    tokens_per_second: float | None
+    baseline_tokens_per_second: float | None
+    speedup: float | None
+    prompt_seconds: float
+    seconds: dict[str, float]
+    shares: dict[str, float | None]
+
+
+def timing(result: dict[str, Any]) -> Timing:
+    """Return the figures of time that a report shows."""
+    total = result["total"]
+    seconds = {part: total["seconds"][part] for part in SECONDS[1:]}
+    spent = math.fsum(seconds.values())
+    drafted, plain = total["tokens_per_second"], total["baseline_tokens_per_second"]
+    return Timing(
+        tokens_per_second=drafted,
+        baseline_tokens_per_second=plain,
+        speedup=drafted / plain if drafted is not None and plain else None,
+        prompt_seconds=total["seconds"]["prompt"],
+        seconds=seconds,
+        shares={part: value / spent if spent > 0 else None for part, value in seconds.items()},
+    )
+
+
+def dumps(result: dict[str, Any]) -> str:
+    """Return the result as JSON in pure ASCII: a line for each key, and one for each prompt."""
+    lines = []
+    for key, value in result.items():
+        if key == "prompts" and value:
+            text = "[\n  " + ",\n  ".join(map(_compact, value)) + "\n ]"
+        else:
+            text = _compact(value)
+        lines.append(f" {_compact(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the result in a file; ``InputError`` names the key that is not as it should be."""
+    where = printable(str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{where}: not a result of mtpstats: not UTF-8") from None
+    try:
+        result = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not a result of mtpstats: {printable(str(error))}") from None
+    validate(result, where)
+    return result  # type: ignore[no-any-return]
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def validate(result: Any, where: str) -> None:
+    """Raise ``InputError`` unless ``result`` has the schema and every key the right type."""
+    if not isinstance(result, dict) or "schema" not in result:
+        raise InputError(f'{where}: not a result of mtpstats: it has no "schema"')
+    if result["schema"] != SCHEMA:
+        raise InputError(
+            f"{where}: schema {printable(repr(result['schema']))} is unknown; "
+            f"this version reads {SCHEMA}"
+        )
+    _check(result, _RESULT, where, "")
+
+
+def _check(value: Any, spec: Any, where: str, key: str) -> None:
+    """Check one value: ``spec`` is a type, a dict of keys, [of items] or (alternatives)."""
+    if isinstance(spec, tuple):
+        if value is not None:
+            _check(value, spec[0], where, key)
+    elif isinstance(spec, dict):
+        _check(value, dict, where, key)
+        for name, inner in spec.items():
+            path = f"{key}.{name}" if key else name
+            if name not in value:
+                raise InputError(f"{where}: {path} is missing")
+            _check(value[name], inner, where, path)
+    elif isinstance(spec, list):
+        _check(value, list, where, key)
+        for i, item in enumerate(value):
+            _check(item, spec[0], where, f"{key}[{i}]")
+    elif not _is_a(value, spec):
+        raise InputError(f"{where}: {key} is {_described(value)}, expected {_NAMES[spec]}")
+
+
+_NAMES = {
+    str: "a string",
+    int: "a count",
+    _Signed: "an integer",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and 0 <= value < 2**64
+    return isinstance(value, int if kind is _Signed else kind)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, (dict, list)):
+        return _NAMES[type(value)]
+    shown = printable(repr(value))
+    return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def check_writable(path: Path) -> None:
+    """Raise ``InputError`` now if a file could not be written there after a long run."""
+    where = printable(str(path))
+    try:
+        if path.is_dir():
+            raise InputError(f"{where}: is a directory; name a file to write to")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise InputError(f"{where}: may not be overwritten: permission denied")
+        if _is_ordinary(path):
+            handle, name = _temporary(Path(os.path.realpath(path)))
+            os.close(handle)
+            os.unlink(name)
+    except OSError as error:
+        raise InputError(f"{where}: cannot be written: {error.strerror or error}") from None
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result, whole or not at all; what stood there before stays if writing fails."""
+    data = dumps(result).encode()
+    try:
+        if _is_ordinary(path):
+            _replace(Path(os.path.realpath(path)), data)
+        else:
+            path.write_bytes(data)
+    except OSError as error:
+        raise MtpStatsError(
+            f"{printable(str(path))}: not written: {error.strerror or error}"
+        ) from None
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Whether the path is a regular file or nothing yet; a pipe or device is not replaced."""
+    return not path.exists() or stat.S_ISREG(path.stat().st_mode)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, name = _temporary(path)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    return tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".part", dir=path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def environment(
+    library: dict[str, Any] | None, devices: Sequence[dict[str, Any]], command: Sequence[str]
+) -> dict[str, Any]:
+    """Return what the machine and the software were.
+
+    ``library`` says which libllama (path, version, source, backend, flags), ``devices`` what it
+    found, ``command`` the command line.
+    """
+    import numpy as np
+
+    return {
+        "mtpstats": mtpstats.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "library": library,
+        "devices": list(devices),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": list(command),
+    }
+
+
+def _cpu() -> str:
+    """Return the processor's name as the system gives it."""
+    if sys.platform == "linux":
+        try:
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def sha256(paths: Sequence[Path], on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of the files, one after another; ``on_bytes`` hears how far it is."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(4 << 20))
+    done = 0
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(block):
+                digest.update(block[:count])
+                done += count
+                if on_bytes is not None:
+                    on_bytes(done)
+    return digest.hexdigest()
