@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from mtpstats import describe
 from mtpstats import result as results
-from mtpstats.errors import InputError, Interrupted
+from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.prompts import Prompt
 from mtpstats.speculate import DraftSettings, Generation, Sampling, Speculator
 from mtpstats.stats import Collector, Snapshot, repeated_4grams
@@ -71,13 +71,17 @@ class Progress:
     unit: str = ""
 
 
-class BenchInterrupted(Interrupted):
-    """The user stopped the run; ``result`` holds what was finished, possibly no prompt at all."""
+class BenchStopped(MtpStatsError):
+    """The run ended early; ``result`` holds what was finished, possibly no prompt at all.
 
-    def __init__(self, result: dict[str, Any]) -> None:
+    ``exit_code`` is that of what stopped it: 130 when the user did.
+    """
+
+    def __init__(self, result: dict[str, Any], cause: MtpStatsError | None = None) -> None:
         done, planned = len(result["prompts"]), result["settings"]["n_prompts"]
-        super().__init__(f"interrupted: {done} of {planned} prompts were finished")
+        super().__init__(f"{cause or 'interrupted'}: {done} of {planned} prompts were finished")
         self.result = result
+        self.exit_code = cause.exit_code if cause is not None else Interrupted.exit_code
 
 
 class Driver(Protocol):
@@ -207,8 +211,8 @@ def bench(
 
     ``on_stats`` hears the statistics of the run so far every ``settings.stats_every``
     verifications, ``on_text`` the text as it is made. Raises ``InputError`` for prompts that do
-    not fit, before anything is generated, and :class:`BenchInterrupted`, which carries the
-    finished prompts, when the user stops the run.
+    not fit, before anything is generated, and :class:`BenchStopped`, which carries the
+    finished prompts, when the user or an error stops the run.
     """
     if not prompts:
         raise InputError("no prompt to run")
@@ -242,8 +246,9 @@ def bench(
                 loop.add(prompt, ids)
             if settings.hash_model:
                 result["model"]["sha256"] = _hashed(loaded.files, tell)
-        except (KeyboardInterrupt, Interrupted):
-            raise BenchInterrupted(results.with_prompts(result, loop.records)) from None
+        except (KeyboardInterrupt, MtpStatsError) as stop:
+            cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
+            raise BenchStopped(results.with_prompts(result, loop.records), cause) from stop
     return results.with_prompts(result, loop.records)
 
 

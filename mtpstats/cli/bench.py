@@ -79,7 +79,7 @@ def command(
             on_log=show_log if log.verbose else None,
             command=["mtpstats", *sys.argv[1:]],
         )
-    except runs.BenchInterrupted as stop:
+    except runs.BenchStopped as stop:
         line.clear()
         if stop.result["prompts"]:
             _deliver(stop.result, output)

@@ -23,7 +23,7 @@ from mtpstats.errors import (
     MtpStatsError,
 )
 from mtpstats.prompts import Prompt
-from mtpstats.run import BenchInterrupted, Progress
+from mtpstats.run import BenchStopped, Progress
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_interrupted_run_shows_and_writes_what_was_finished(monkeypatch, capsys,
     partial = {"prompts": [{}], "settings": {"n_prompts": 12}}
 
     def stop(*args, **kwargs):
-        raise BenchInterrupted(partial)
+        raise BenchStopped(partial)
 
     monkeypatch.setattr(run, "bench", stop)
     path = tmp_path / "r.json"
@@ -379,7 +379,7 @@ def test_interrupted_run_shows_and_writes_what_was_finished(monkeypatch, capsys,
 
 def test_interrupted_before_anything_was_finished(monkeypatch, capsys, tmp_path):
     def stop(*args, **kwargs):
-        raise BenchInterrupted({"prompts": [], "settings": {"n_prompts": 12}})
+        raise BenchStopped({"prompts": [], "settings": {"n_prompts": 12}})
 
     monkeypatch.setattr(run, "bench", stop)
     path = tmp_path / "r.json"

@@ -7,9 +7,9 @@ import pytest
 
 from mtpstats import result as results
 from mtpstats import run
-from mtpstats.errors import InputError, ModelError
+from mtpstats.errors import DecodeError, InputError, ModelError
 from mtpstats.prompts import Prompt
-from mtpstats.run import BenchInterrupted, BenchSettings, Progress
+from mtpstats.run import BenchSettings, BenchStopped, Progress
 from mtpstats.speculate import DraftSettings, Generation, Sampling, Seconds
 
 PROMPTS = [Prompt("a", "code", "one two"), Prompt("b", None, "three four five")]
@@ -30,7 +30,7 @@ class FakeDriver:
         name = "plain" if self.draft is None else "draft"
         self.engine.calls.append((name, len(prompt), n_predict))
         if self.engine.interrupt_at == len(self.engine.calls):
-            raise KeyboardInterrupt
+            raise self.engine.interrupt_by
         n = n_predict if n_predict >= 0 else 4
         collector = self.collector if self.collector and self.collector.enabled else None
         if collector:
@@ -77,6 +77,7 @@ ROW = row()
 class FakeEngine:
     last = None
     interrupt_at = None
+    interrupt_by = KeyboardInterrupt()
     n_ctx_train = 512
     last_plain = 7
     n_heads = 99
@@ -251,7 +252,7 @@ def test_everything_is_closed_drivers_first(settings):
 
 def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 3)
-    with pytest.raises(BenchInterrupted, match="1 of 2 prompts") as caught:
+    with pytest.raises(BenchStopped, match="1 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.exit_code == 130
     result = caught.value.result
@@ -262,9 +263,18 @@ def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
     assert FakeEngine.last.closed == ["driver", "model"]
 
 
+def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 3)
+    monkeypatch.setattr(FakeEngine, "interrupt_by", DecodeError("llama_decode: no memory", -3))
+    with pytest.raises(BenchStopped, match="no memory: 1 of 2 prompts") as caught:
+        bench(settings)
+    assert caught.value.exit_code == 1
+    assert [p["id"] for p in caught.value.result["prompts"]] == ["a"]
+
+
 def test_interrupt_before_the_first_prompt_keeps_nothing(settings, monkeypatch):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 1)
-    with pytest.raises(BenchInterrupted, match="0 of 2 prompts") as caught:
+    with pytest.raises(BenchStopped, match="0 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.result["prompts"] == []
 
