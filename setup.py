@@ -15,7 +15,12 @@ setup(
             Extension(
                 "mtpstats._core",
                 ["mtpstats/_core.pyx"],
-                depends=[f"mtpstats/{name}.h" for name in ("_kernel", "_kernel_simd", "_sampler")],
+                depends=[
+                    "mtpstats/_counters.pxi",
+                    "mtpstats/_kernel.h",
+                    "mtpstats/_kernel_simd.h",
+                    "mtpstats/_sampler.h",
+                ],
                 extra_compile_args=["-O3", "-ffp-contract=off"],
             )
         ],

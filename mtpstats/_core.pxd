@@ -21,6 +21,7 @@ cdef extern from "_kernel.h" nogil:
     void mtp_isa_set(int level)
     double mtp_exp(double x)
     double mtp_log(double x)
+    double mtp_lse_top(const mtp_row *r)
     void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, int with_lse)
 
 
@@ -106,6 +107,7 @@ cdef class Row:
     cdef mtp_row row
     cdef int _need_lse(self) except -1
     cdef int _rank(self, int r) except -1
+    cdef double _lse_top10(self) noexcept
 
 
 cdef class Sampler:

@@ -43,7 +43,7 @@ typedef struct {
     float logits[MTP_K];   /* -inf likewise */
     int32_t count;         /* finite logits among the best, at most MTP_K */
     int32_t padded;        /* 1: a padding entry beats every token of the vocabulary */
-    int32_t has_lse;       /* 1: lse is set */
+    int32_t has_lse;       /* 1: both sums are set */
     int64_t n_bad;         /* NaN and +inf entries of the vocabulary */
     double lse;            /* log-sum-exp over the vocabulary, -inf for an empty one */
     double lse_top10;      /* the same over the MTP_K best */
@@ -76,14 +76,15 @@ MTP_INLINE float mtp_fmaf(float a, float b, float c)
 static double mtp_exp(double x)
 {
     static const double ln2_hi = 6.93147180369123816490e-01, ln2_lo = 1.90821492927058770002e-10;
+    static const double shift = 6755399441055744.0; /* 1.5 * 2**52: leaves the nearest integer */
     if (!(x > -708.0)) {
         return x != x ? x : 0.0;
     }
     if (x > 709.0) {
         return INFINITY;
     }
-    double n = floor(x * 1.44269504088896338700 + 0.5);
-    double r = (x - n * ln2_hi) - n * ln2_lo;
+    const double magic = x * 1.44269504088896338700 + shift, n = magic - shift;
+    const double r = (x - n * ln2_hi) - n * ln2_lo;
     /* Taylor, |r| <= 0.35: the first term left out is below 1e-17 */
     double p = 1.0 / 6227020800.0;
     p = p * r + 1.0 / 479001600.0;
@@ -99,7 +100,9 @@ static double mtp_exp(double x)
     p = p * r + 0.5;
     p = p * r + 1.0;
     p = p * r + 1.0;
-    int64_t bits = ((int64_t)n + 1023) << 52;
+    uint64_t bits;
+    memcpy(&bits, &magic, sizeof bits);
+    bits = (bits + 1023) << 52; /* 2**n */
     double scale;
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;
@@ -277,7 +280,7 @@ static void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, in
     r->padded = n > n_vocab && mtp_finite_max(row + 4 * n_vocab, n - n_vocab) > r->logits[0];
     r->has_lse = with_lse;
     r->lse = with_lse && r->count ? (double)r->logits[0] + mtp_log(sum) : -INFINITY;
-    r->lse_top10 = mtp_lse_top(r);
+    r->lse_top10 = with_lse ? mtp_lse_top(r) : -INFINITY;
 }
 
 #endif

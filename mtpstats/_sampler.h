@@ -19,8 +19,10 @@ typedef struct {
     int64_t capacity;              /* of each scratch array, entries */
     int32_t *heap_ids, *sorted_ids;
     float *heap, *sorted;
+    double *weights;
     int32_t list_ids[MTP_LIST];
     float list[MTP_LIST];
+    double list_weights[MTP_LIST];
 } mtp_sampler;
 
 static uint64_t mtp_mix(uint64_t z)
@@ -68,23 +70,29 @@ static void mtp_sift(float *heap, int32_t *ids, int64_t n, int64_t i)
     ids[i] = id;
 }
 
-/* Sum of exp((logit - best) / temp) over n entries, in their order. */
-static double mtp_weights(const float *logits, int64_t n, double best, double temp)
+/* w[i] = exp((logit - best) / temp) of n entries, unless w is NULL; returns their sum. */
+static double mtp_weights(const float *logits, int64_t n, double best, double temp, double *w)
 {
     double s = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        s += mtp_exp(((double)logits[i] - best) / temp);
+        const double x = mtp_exp(((double)logits[i] - best) / temp);
+        if (w) {
+            w[i] = x;
+        }
+        s += x;
     }
     return s;
 }
 
-/* The candidates top_p and min_p keep out of m sorted ones; total: the weight of all of them. */
-static int64_t mtp_cut(const mtp_sampler *s, const float *logits, int64_t m, double total)
+/* The candidates top_p and min_p keep out of m sorted ones, of weights w at temperature 1; total:
+ * the weight of all that top_p looks at. */
+static int64_t mtp_cut(const mtp_sampler *s, const float *logits, const double *w, int64_t m,
+                       double total)
 {
     if (s->top_p < 1.0) {
         double sum = 0.0;
         for (int64_t i = 0; i < m; i++) {
-            sum += mtp_exp((double)logits[i] - (double)logits[0]);
+            sum += w[i];
             if (sum >= s->top_p * total) {
                 m = i + 1;
                 break;
@@ -100,13 +108,13 @@ static int64_t mtp_cut(const mtp_sampler *s, const float *logits, int64_t m, dou
     return m;
 }
 
-static int64_t mtp_draw(mtp_sampler *s, const float *logits, int64_t m, double total, double u)
+static int64_t mtp_draw(mtp_sampler *s, const double *w, int64_t m, double total, double u)
 {
     double low = 0.0, high = 0.0;
     int64_t i = 0;
     for (; i < m; i++) {
         low = high;
-        high += mtp_exp(((double)logits[i] - (double)logits[0]) / s->temp);
+        high += w[i];
         if (high > u * total) {
             break;
         }
@@ -133,7 +141,9 @@ static int32_t mtp_sample_heap(mtp_sampler *s, const char *row, int64_t n, doubl
         s->heap = c ? c : s->heap;
         float *d = realloc(s->sorted, 4 * (size_t)n);
         s->sorted = d ? d : s->sorted;
-        if (!a || !b || !c || !d) {
+        double *e = realloc(s->weights, 8 * (size_t)n);
+        s->weights = e ? e : s->weights;
+        if (!a || !b || !c || !d || !e) {
             return -2;
         }
         s->capacity = n;
@@ -159,9 +169,9 @@ static int32_t mtp_sample_heap(mtp_sampler *s, const char *row, int64_t n, doubl
     const int whole = k == m && s->top_p >= 1.0 && s->min_logit == -INFINITY;
     double total = 0.0; /* over all entries, before the heap reorders them */
     if (whole) {
-        total = mtp_weights(s->heap, m, best, s->temp);
+        total = mtp_weights(s->heap, m, best, s->temp, NULL);
     } else if (k == m && s->top_p < 1.0) {
-        total = mtp_weights(s->heap, m, best, 1.0);
+        total = mtp_weights(s->heap, m, best, 1.0, NULL);
     }
     for (int64_t i = m / 2 - 1; i >= 0; i--) {
         mtp_sift(s->heap, s->heap_ids, m, i);
@@ -192,13 +202,14 @@ static int32_t mtp_sample_heap(mtp_sampler *s, const char *row, int64_t n, doubl
         }
     }
     if (!whole) {
-        if (k < m) {
-            total = mtp_weights(s->sorted, got, best, 1.0);
+        if (s->top_p < 1.0) {
+            sum = mtp_weights(s->sorted, got, best, 1.0, s->weights);
+            total = k < m ? sum : total;
         }
-        got = mtp_cut(s, s->sorted, got, total);
-        total = mtp_weights(s->sorted, got, best, s->temp);
+        got = mtp_cut(s, s->sorted, s->weights, got, total);
     }
-    return s->sorted_ids[mtp_draw(s, s->sorted, got, total, u)];
+    sum = mtp_weights(s->sorted, got, best, s->temp, s->weights);
+    return s->sorted_ids[mtp_draw(s, s->weights, got, whole ? total : sum, u)];
 }
 
 /* The token, -1 when the row has no finite logit, -2 when there is no memory. */
@@ -228,9 +239,13 @@ static int32_t mtp_sample(mtp_sampler *s, const char *row, int64_t n, uint64_t p
     if (m == 0) {
         return -1;
     }
-    m = mtp_cut(s, s->list, m, s->top_p < 1.0 ? mtp_weights(s->list, m, s->list[0], 1.0) : 0.0);
-    double total = mtp_weights(s->list, m, s->list[0], s->temp);
-    return s->list_ids[mtp_draw(s, s->list, m, total, u)];
+    double total = 0.0;
+    if (s->top_p < 1.0) {
+        total = mtp_weights(s->list, m, s->list[0], 1.0, s->list_weights);
+    }
+    m = mtp_cut(s, s->list, s->list_weights, m, total);
+    total = mtp_weights(s->list, m, s->list[0], s->temp, s->list_weights);
+    return s->list_ids[mtp_draw(s, s->list_weights, m, total, u)];
 }
 
 static void mtp_sampler_free(mtp_sampler *s)
@@ -239,6 +254,7 @@ static void mtp_sampler_free(mtp_sampler *s)
     free(s->sorted_ids);
     free(s->heap);
     free(s->sorted);
+    free(s->weights);
 }
 
 #endif

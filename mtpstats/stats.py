@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
@@ -18,7 +18,15 @@ from mtpstats import _core
 from mtpstats._core import CENSOR_REASONS, LAYOUT, MAX_POSITIONS, SHOWN, UNIT
 from mtpstats.errors import InputError
 
-__all__ = ["CENSOR_REASONS", "MAX_POSITIONS", "SHOWN", "Collector", "Snapshot", "compact"]
+__all__ = [
+    "CENSOR_REASONS",
+    "MAX_POSITIONS",
+    "SHOWN",
+    "Collector",
+    "Snapshot",
+    "compact",
+    "repeated_4grams",
+]
 
 Counts: TypeAlias = npt.NDArray[np.uint64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -72,7 +80,7 @@ class _Sum:
     def __get__(self, owner: Snapshot | None, kind: type) -> Floats | _Sum:
         if owner is None:
             return self
-        values = owner._flat[self.place].reshape(self.shape) * UNIT
+        values: Floats = owner._flat[self.place].reshape(self.shape) * np.float64(UNIT)
         values.flags.writeable = False
         return values
 
@@ -211,7 +219,7 @@ class Snapshot:
         names = {name for name, _ in LAYOUT}
         for key in data:
             if key not in names:
-                raise InputError(f"counters: unknown key {key!r}")
+                raise InputError(f"counters: unknown key {str(key)[:40]!r}")
         self = cls()
         for name, shape in LAYOUT:
             if name not in data:
@@ -261,8 +269,11 @@ def _flatten(value: object, shape: tuple[int, ...], name: str, out: list[int]) -
     elif name in _SUMS and isinstance(value, int) and not isinstance(value, bool):
         number = value << 24
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _LIMIT:
-        shown = repr(value)
-        raise InputError(f"counters: {name!r} holds {shown[:40]}, which is no count")
+        # the value may be of any size and depth
+        shown = repr(value)[:40] if isinstance(value, str | float | bool) else "something"
+        if isinstance(value, int):
+            shown = f"{value}" if abs(value) < _LIMIT else "a huge number"
+        raise InputError(f"counters: {name!r} holds {shown}, which is no count")
     out.append(number)
 
 
@@ -328,7 +339,14 @@ class Collector(_core.Collector):
         return Snapshot._from_bytes(self.counters(seq, True))
 
 
-Sink: TypeAlias = Callable[[Snapshot], object]
+def repeated_4grams(tokens: Sequence[int]) -> float | None:
+    """Share of a text's 4-grams that occurred in it before; None below 4 tokens.
+
+    >>> repeated_4grams([1, 2, 3, 4, 1, 2, 3, 4])  # 1 of 5
+    0.2
+    """
+    grams = list(zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False))
+    return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 
 def _to_stderr(snapshot: Snapshot) -> None:
@@ -340,16 +358,16 @@ def compact(snapshot: Snapshot) -> str:
     lines = [
         f"mtpstats: {snapshot.verifications} verifications, {snapshot.tokens_drafted} drafted,"
         f" {snapshot.tokens_accepted} accepted",
-        "pos  reached  accept" + "".join(f"{f'r{r}':>6}" for r in range(1, SHOWN + 1)) + "  miss    p2",
+        "pos  reached  accept"
+        + "".join(f"{f'r{r}':>6}" for r in range(1, SHOWN + 1))
+        + "  miss    p2",
     ]
     for i in np.flatnonzero(snapshot.drafted):
         reached = int(snapshot.reached[i])
         rate = f"{int(snapshot.accepted[i]) / reached:.3f}" if reached else "-"
         p2 = f"{snapshot.sum_p[i, 1] / reached:.3f}" if reached else "-"
-        ranks = "".join(f"{_short(int(n)):>6}" for n in snapshot.rank[i])
-        lines.append(
-            f"{i + 1:>3}{_short(reached, 9):>9}{rate:>8}{ranks}{_short(int(snapshot.miss[i])):>6}{p2:>6}"
-        )
+        counts = "".join(f"{_short(int(n)):>6}" for n in (*snapshot.rank[i], snapshot.miss[i]))
+        lines.append(f"{i + 1:>3}{_short(reached, 9):>9}{rate:>8}{counts}{p2:>6}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,718 @@
+"""build_llama.sh, on a llama.cpp of a dozen lines so that a build takes a second or two.
+
+The tree below has what the script relies on: the headers, the build directory's layout, the tools'
+target names. The real llama.cpp is built by CI before the tests run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "build_llama.sh"
+PINNED = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
+
+FILES = {
+    "CMakeLists.txt": """\
+cmake_minimum_required(VERSION 3.14...3.28)
+project(fake C CXX)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+include_directories(include ggml/include)
+add_library(ggml-base ggml/base.c)
+add_library(llama src/llama.c src/ext.cpp)
+target_link_libraries(llama ggml-base)
+set_target_properties(llama ggml-base PROPERTIES VERSION 1.2.3 SOVERSION 1)
+file(WRITE ${CMAKE_BINARY_DIR}/llama.pc "Version: 1.2.3-fake\\n")
+if (LLAMA_BUILD_COMMON)
+    foreach(tool llama-server llama-speculative-simple llama-quantize ggml-rpc-server)
+        add_executable(${tool} tool.c)
+        target_link_libraries(${tool} llama)
+    endforeach()
+endif()
+""",
+    "tools/rpc/CMakeLists.txt": "set(TARGET ggml-rpc-server)\n",
+    "tool.c": '#include <stdio.h>\n#include "llama.h"\nint main(void)'
+    ' { printf("%d\\n", llama_decode(42)); return 0; }\n',
+    "ggml/base.c": "int ggml_backend_base(int x) { return x; }\n",
+    "src/llama.c": '#include "llama.h"\nint ggml_backend_base(int);\n'
+    "int llama_decode(int x) { return ggml_backend_base(x); }\n"
+    "int llama_of_this_tree(void) { return 1; }\n",
+    "src/llama-ext.h": """\
+#pragma once
+#include "llama.h"
+// LLAMA_API int llama_not_declared(int x);
+LLAMA_API void llama_set_embeddings_nextn(struct llama_context * ctx,
+    bool value, bool masked);
+LLAMA_API const float * llama_get_embeddings_nextn (struct llama_context * ctx);
+""",
+    "src/ext.cpp": """\
+#include "llama-ext.h"
+void llama_set_embeddings_nextn(struct llama_context *, bool, bool) {}
+const float * llama_get_embeddings_nextn(struct llama_context *) { return nullptr; }
+""",
+    "ggml/include/ggml.h": """\
+#pragma once
+enum ggml_type { GGML_TYPE_F32 = 0, /* gone = 1, */ GGML_TYPE_Q8_0 = 8, GGML_TYPE_NEXT };
+enum ggml_log_level { GGML_LOG_LEVEL_NONE = 0, GGML_LOG_LEVEL_CONT = 5 };
+enum ggml_private { GGML_PRIVATE_ONE };
+""",
+    "ggml/include/ggml-backend.h": """\
+#pragma once
+enum ggml_backend_dev_type { GGML_BACKEND_DEVICE_TYPE_CPU, GGML_BACKEND_DEVICE_TYPE_GPU };
+""",
+    "include/llama.h": """\
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "ggml.h"
+#include "ggml-backend.h"
+#define LLAMA_API __attribute__((visibility("default")))
+#define LLAMA_TOKEN_NULL -1
+#define LLAMA_STATE_SEQ_FLAGS_NONE 0
+#define LLAMA_STATE_SEQ_FLAGS_FUTURE 64 // one more than we know
+#ifdef __cplusplus
+extern "C" {
+#endif
+    struct llama_context;
+    enum llama_context_type {
+        LLAMA_CONTEXT_TYPE_DEFAULT = 0, // the usual one, see https://example.invalid/1
+        LLAMA_CONTEXT_TYPE_MTP     = 1 << 2,
+        // LLAMA_CONTEXT_TYPE_OLD = 9,
+    };
+    typedef struct llama_batch {
+        int32_t n_tokens;
+        int32_t ** seq_id, * logits;
+    } llama_batch;
+    struct llama_model_kv_override {
+        enum llama_context_type tag;
+        char key[100];
+        union {
+            int64_t val_i64;
+            bool val_bool;
+            char val_str[128];
+        };
+    };
+    struct llama_context_params {
+        uint32_t n_ctx; // text; (context
+        bool (*cb_eval)(void * data, bool ask);
+        /* two
+           lines; of comment */
+        float  future_field;
+        enum ggml_type type_k;
+        bool embeddings, offload;
+        struct llama_context * ctx_other;
+    };
+    LLAMA_API int llama_decode(int x);
+#ifdef __cplusplus
+}
+#endif
+""",
+}
+
+# What the manifest must say of those headers, by another compiler's front end: ctypes.
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        ("seq_id", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    ]
+
+
+class KvValue(ctypes.Union):
+    _fields_ = [
+        ("val_i64", ctypes.c_int64),
+        ("val_bool", ctypes.c_bool),
+        ("val_str", ctypes.c_char * 128),
+    ]
+
+
+class KvOverride(ctypes.Structure):
+    _anonymous_ = ("value",)
+    _fields_ = [("tag", ctypes.c_int), ("key", ctypes.c_char * 100), ("value", KvValue)]
+
+
+class ContextParams(ctypes.Structure):
+    _fields_ = [
+        ("n_ctx", ctypes.c_uint32),
+        ("cb_eval", ctypes.c_void_p),
+        ("future_field", ctypes.c_float),
+        ("type_k", ctypes.c_int),
+        ("embeddings", ctypes.c_bool),
+        ("offload", ctypes.c_bool),
+        ("ctx_other", ctypes.c_void_p),
+    ]
+
+
+def write_tree(top: Path) -> Path:
+    for name, text in FILES.items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return top
+
+
+def stub(directory: Path, name: str, body: str = "exit 0") -> Path:
+    """Put a shell script called ``name`` into ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+class Sandbox:
+    """A place for builds, a PATH with stubs before everything else, and the script run in it."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.builds = top / "the builds"
+        self.stubs = top / "stubs"
+        self.stubs.mkdir()
+        self.env = {
+            k: v
+            for k, v in os.environ.items()
+            if not re.match(r"MTPSTATS|CUDA|ROCM|VULKAN_SDK|CC$|CXX|CFLAGS|HIP|PYTHON$|GIT_", k)
+        }
+        self.env["MTPSTATS_BUILDS"] = str(self.builds)
+        self.env["PATH"] = f"{self.stubs}:{self.env['PATH']}"
+
+    def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", str(SCRIPT), *args],
+            cwd=self.top,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*args, **env)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def plan(self, *args: str, **env: str) -> dict[str, str]:
+        done = self.run("--dry-run", *args, **env)
+        assert done.returncode == 0, done.stderr
+        lines = [line.split(None, 1) for line in done.stdout.splitlines() if line]
+        return {line[0]: line[1] for line in lines}
+
+    def stub_cmake(self, build: str = "") -> Path:
+        """A cmake that makes libraries of nothing; ``build`` runs first. Returns its record."""
+        real, record = shutil.which("cmake"), self.top / "cmake.calls"
+        stub(
+            self.stubs,
+            "cmake",
+            f"""\
+case $1 in
+--version | -E) exec {real} "$@" ;;
+-S)
+    echo configure >>"{record}"
+    mkdir -p "$4/bin"
+    echo "CMAKE_C_COMPILER:FILEPATH=$(command -v cc)" >"$4/CMakeCache.txt"
+    ;;
+--build)
+    echo build >>"{record}"
+    {build or ":"}
+    echo 'int llama_decode(int x) {{ return x; }}' >"$2/x.c"
+    cc -shared -fPIC "$2/x.c" -o "$2/bin/libllama.so"
+    ;;
+esac""",
+        )
+        return record
+
+    def installed(self) -> list[Path]:
+        return sorted(p.parent for p in self.builds.glob("*/abi.json"))
+
+    def leftovers(self) -> list[str]:
+        """What a build must not leave behind: work directories and locks."""
+        return [p.name for p in self.builds.glob(".*") if p.name not in (".cache", ".logs")]
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Sandbox:
+    return Sandbox(tmp_path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "my fork")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "waited for a minute"
+        time.sleep(0.05)
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--nonsense"],
+        ["stray"],
+        ["--backend", "abacus"],
+        ["--backend"],
+        ["--source="],
+        ["-j", "0"],
+        ["-j", "two"],
+        ["-j-1"],
+        ["--ref", "--tools"],
+        ["--ref", "b1;rm"],
+        ["--source", "x", "--ref", "b1"],
+    ],
+)
+def test_bad_usage_is_one_line_with_a_hint(box: Sandbox, args: list[str]) -> None:
+    done = box.run(*args)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--help" in done.stderr
+    assert not box.builds.exists()
+
+
+@pytest.mark.parametrize("source", ["missing", "empty"])
+def test_a_source_that_is_none_is_refused_before_anything_else(box: Sandbox, source: str) -> None:
+    (box.top / "empty").mkdir()
+    done = box.run("--backend", "cpu", "--source", source)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert source in done.stderr
+    assert not box.builds.exists()
+
+
+def test_an_archive_that_is_none_is_bad_input(box: Sandbox) -> None:
+    (box.top / "a.tar.gz").write_text("not an archive")
+    done = box.run("--backend", "cpu", "--source", "a.tar.gz")
+    assert done.returncode == 2
+    assert "a.tar.gz is no archive" in done.stderr.splitlines()[-1]
+    assert box.leftovers() == []
+
+
+def test_help_names_every_option(box: Sandbox) -> None:
+    done = box.run("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    options = "backend rpc tools portable source ref prefix jobs cmake-arg dry-run help"
+    for option in options.split():
+        assert re.search(rf"^  .*--{option}\b", done.stdout, re.M), option
+    assert "examples:" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_dry_run_prints_the_plan_and_touches_nothing(box: Sandbox, tree: Path) -> None:
+    before = sorted(box.top.rglob("*"))
+    done = box.run(
+        "--dry-run", "--source", str(tree), "--backend=cpu", "--rpc", "--portable", "-j3",
+        "--cmake-arg", "-DGGML_LTO=ON", "--cmake-arg=-DA=b c",
+    )  # fmt: skip
+    assert done.returncode == 0
+    line = next(line for line in done.stdout.splitlines() if line.startswith("cmake "))
+    for word in ("GGML_CUDA=OFF", "GGML_RPC=ON", "GGML_NATIVE=OFF", "LLAMA_BUILD_COMMON=OFF"):
+        assert f" -D{word} " in line
+    assert line.rstrip().endswith("-DGGML_LTO=ON -DA=b\\ c")
+    assert re.search(r"^jobs +3$", done.stdout, re.M)
+    assert re.search(r"^backend +cpu \(asked for\)$", done.stdout, re.M)
+    assert sorted(box.top.rglob("*")) == before
+
+
+def test_the_default_source_is_the_pinned_one(box: Sandbox) -> None:
+    plan = box.plan("--backend", "cpu")
+    assert plan["sha256"] == PINNED
+    assert Path(plan["prefix"]).name.startswith("llama-cpp-python-0.3.36-cpu-")
+
+
+# ---- backends
+
+
+@pytest.mark.parametrize(
+    ("backend", "tool"), [("cuda", "nvcc"), ("hip", "hipcc"), ("sycl", "icpx"), ("vulkan", "glslc")]
+)
+def test_a_missing_toolkit_is_one_line_before_any_work(
+    box: Sandbox, tree: Path, backend: str, tool: str
+) -> None:
+    # A PATH without the tool: links to all other programs of this machine's PATH.
+    bare = box.top / "bare"
+    bare.mkdir()
+    for directory in os.environ["PATH"].split(":"):
+        for program in Path(directory).glob("*"):
+            if program.name != tool and not (bare / program.name).is_symlink():
+                (bare / program.name).symlink_to(program)
+    elsewhere = {"CUDA_HOME": str(box.top), "ROCM_PATH": str(box.top), "PATH": str(bare)}
+    done = box.run("--backend", backend, "--source", str(tree), **elsewhere)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert f"--backend {backend}: no {tool}" in lines[-1]
+    assert not box.builds.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it is found")
+def test_metal_is_refused_off_macos(box: Sandbox, tree: Path) -> None:
+    done = box.run("--backend", "metal", "--source", str(tree))
+    assert done.returncode == 2
+    assert "macOS" in done.stderr
+
+
+def vulkan_sdk(box: Sandbox, version: int) -> str:
+    stub(box.stubs, "glslc")
+    sdk = box.top / "an sdk"
+    for name, text in {
+        "vulkan/vulkan_core.h": f"#define VK_HEADER_VERSION {version}\n",
+        "spirv/unified1/spirv.h": "#define SPV_VERSION 0x10600\n",
+    }.items():
+        (sdk / "include" / name).parent.mkdir(parents=True, exist_ok=True)
+        (sdk / "include" / name).write_text(text)
+    return str(sdk)
+
+
+def test_old_vulkan_headers_are_named_with_the_version_needed(box: Sandbox, tree: Path) -> None:
+    args = ("--dry-run", "--backend", "vulkan", "--source", str(tree))
+    old = box.run(*args, VULKAN_SDK=vulkan_sdk(box, 239))
+    assert old.returncode == 2
+    assert "1.3.239" in old.stderr
+    assert "1.3.275" in old.stderr
+    new = box.run(*args, VULKAN_SDK=vulkan_sdk(box, 275))
+    assert new.returncode == 0, new.stderr
+    assert "-DGGML_VULKAN=ON" in new.stdout
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="auto is metal there")
+def test_auto_wants_the_gpu_and_not_only_its_compiler(box: Sandbox, tree: Path) -> None:
+    stub(box.stubs, "nvcc")
+    stub(box.stubs, "nvidia-smi", "exit 9")
+    if not Path("/proc/driver/nvidia/version").exists():
+        plan = box.plan("--source", str(tree))
+        assert not plan["backend"].startswith("cuda")
+        assert "no NVIDIA GPU" in plan["backend"]
+    stub(box.stubs, "nvidia-smi", "exit 0")
+    plan = box.plan("--source", str(tree))
+    assert plan["backend"].startswith("cuda (auto: ")
+    assert "-DGGML_CUDA=ON" in plan["cmake"]
+    assert "ARCHITECTURES" not in plan["cmake"]  # native: the GPU is here
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no CUDA there")
+def test_cuda_without_a_gpu_is_built_for_all_or_for_the_one_named(box: Sandbox, tree: Path) -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a GPU")
+    stub(box.stubs, "nvcc")
+    stub(box.stubs, "nvidia-smi", "exit 9")
+    args = ("--backend", "cuda", "--source", str(tree))
+    assert "-DCMAKE_CUDA_ARCHITECTURES=all-major " in box.plan(*args)["cmake"]
+    named = box.plan(*args, "--cmake-arg", "-DCMAKE_CUDA_ARCHITECTURES=90")["cmake"]
+    assert named.count("ARCHITECTURES") == 1
+
+
+# ---- keys
+
+
+def test_the_key_follows_contents_and_flags_and_nothing_else(box: Sandbox, tree: Path) -> None:
+    def key(*args: str, **env: str) -> str:
+        return box.plan("--backend", "cpu", "--source", str(tree), *args, **env)["prefix"]
+
+    first = key()
+    others = [
+        key("--rpc"),
+        key("--portable"),
+        key("--cmake-arg", "-DGGML_LTO=ON"),
+        key(CFLAGS="-O1"),
+        key("--tools"),
+    ]
+    assert len({first, *others}) == 6
+    os.utime(tree / "CMakeLists.txt", (1, 1))
+    assert key() == first == key("-j", "7")
+    (tree / "build").mkdir()
+    (tree / "build" / "junk").write_text("a build of the user's own")
+    assert key() == first
+    (tree / "src" / "llama.c").write_text(FILES["src/llama.c"] + "int more;\n")
+    assert key() != first
+
+
+# ---- a whole build
+
+
+def test_a_build_from_archive_to_manifest(box: Sandbox, tree: Path) -> None:
+    archive = box.top / "fork-7.tar.gz"
+    subprocess.run(["tar", "-C", box.top, "-czf", archive, "my fork"], check=True)
+    args = ("--backend", "cpu", "--tools", "--rpc", "--source", "fork-7.tar.gz")
+    done = box.run(*args)
+    assert done.returncode == 0, done.stderr
+    prefix = Path(done.stdout.strip())
+    assert box.installed() == [prefix]
+    assert box.leftovers() == []
+    assert prefix.name.startswith("fork-7-cpu-rpc-")
+
+    manifest = json.loads((prefix / "abi.json").read_text())
+    assert manifest["schema"] == "mtpstats.abi/1"
+    assert manifest["key"] == prefix.name
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert manifest["source"] == {
+        "name": "fork-7", "kind": "archive", "sha256": digest, "commit": None,
+        "version": "1.2.3-fake",
+    }  # fmt: skip
+    assert (manifest["backend"], manifest["tools"], manifest["rpc"], manifest["portable"]) == (
+        "cpu", True, True, False,
+    )  # fmt: skip
+    assert "-DGGML_RPC=ON" in manifest["cmake_args"]
+
+    for name, mirror in {
+        "llama_batch": Batch,
+        "llama_model_kv_override": KvOverride,
+        "llama_context_params": ContextParams,
+    }.items():
+        fields = [f for f, *_ in mirror._fields_ if f != "value"]
+        fields += ["val_i64", "val_bool", "val_str"] if mirror is KvOverride else []
+        expected = {f: [getattr(mirror, f).offset, getattr(mirror, f).size] for f in fields}
+        assert manifest["structs"][name] == {"size": ctypes.sizeof(mirror), "fields": expected}
+    assert len(manifest["structs"]) == 3
+    assert manifest["enums"] == {
+        "GGML_TYPE_F32": 0, "GGML_TYPE_Q8_0": 8, "GGML_TYPE_NEXT": 9,
+        "GGML_LOG_LEVEL_NONE": 0, "GGML_LOG_LEVEL_CONT": 5,
+        "GGML_BACKEND_DEVICE_TYPE_CPU": 0, "GGML_BACKEND_DEVICE_TYPE_GPU": 1,
+        "LLAMA_TOKEN_NULL": -1, "LLAMA_STATE_SEQ_FLAGS_NONE": 0,
+        "LLAMA_STATE_SEQ_FLAGS_FUTURE": 64,
+        "LLAMA_CONTEXT_TYPE_DEFAULT": 0, "LLAMA_CONTEXT_TYPE_MTP": 4,
+    }  # fmt: skip
+    assert manifest["symbols"] == {
+        "llama_get_embeddings_nextn": "_Z26llama_get_embeddings_nextnP13llama_context",
+        "llama_set_embeddings_nextn": "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    }
+    assert manifest["functions"] == ["ggml_backend_base", "llama_decode", "llama_of_this_tree"]
+    real = {p for p in (prefix / "lib").iterdir() if not p.is_symlink()}
+    assert manifest["files"] == {
+        f"lib/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in real
+    }
+    assert manifest["library"].startswith("lib/libllama.")
+
+    # Moved elsewhere, tools still find the libraries, and these each other.
+    moved = box.top / "elsewhere"
+    shutil.copytree(prefix, moved, symlinks=True)
+    prefix.rename(box.top / "away")
+    for tool in ("llama-server", "llama-speculative-simple", "llama-quantize", "rpc-server"):
+        ran = subprocess.run([moved / "bin" / tool], capture_output=True, text=True)
+        assert (ran.returncode, ran.stdout) == (0, "42\n"), tool
+    library = ctypes.CDLL(str(moved / manifest["library"]))
+    assert all(hasattr(library, name) for name in manifest["symbols"].values())
+    (box.top / "away").rename(prefix)
+
+    # Installed already: nothing runs, and the same without tools is served by it too.
+    stub(box.stubs, "cmake", "exit 1")
+    for again in (args, ("--backend", "cpu", "--rpc", "--source", str(archive))):
+        second = box.run(*again)
+        assert (second.returncode, second.stdout) == (0, f"{prefix}\n"), second.stderr
+        assert "installed already" in second.stderr
+
+
+def test_prefix_is_filled_once_and_nothing_else_is_overwritten(box: Sandbox, tree: Path) -> None:
+    box.stub_cmake()
+    args = ("--backend", "cpu", "--source", str(tree), "--prefix", "some/where/")
+    target = box.top / "some" / "where"
+    target.mkdir(parents=True)
+    done = box.run(*args)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == target
+    assert sorted(p.name for p in target.iterdir()) == ["abi.json", "build.log", "lib"]
+    assert [p.name for p in target.parent.iterdir()] == ["where"]
+    assert box.run(*args).returncode == 0
+    other = box.run(*args, "--portable")
+    assert other.returncode == 2
+    assert "not empty" in other.stderr
+    (target / "abi.json").unlink()
+    assert box.run(*args).returncode == 2
+
+
+def test_a_damaged_build_is_not_taken_for_installed(box: Sandbox, tree: Path) -> None:
+    record = box.stub_cmake()
+    args = ("--backend", "cpu", "--source", str(tree))
+    prefix = Path(box.run(*args).stdout.strip())
+    library = prefix / "lib" / "libllama.so"
+    whole = library.read_bytes()
+    for damage in (whole[:-1], b""):
+        library.write_bytes(damage)
+        done = box.run(*args)
+        assert (done.returncode, done.stdout) == (0, f"{prefix}\n")
+        assert f"damaged, not used: {prefix}" in done.stderr
+        assert library.read_bytes() == whole
+    library.unlink()
+    assert box.run(*args).returncode == 0
+    assert record.read_text() == "configure\nbuild\n" * 4
+    assert box.installed() == [prefix]
+    assert box.leftovers() == []
+
+
+def test_ref_builds_a_tag_of_the_repository_named(box: Sandbox, tree: Path) -> None:
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-C", str(tree)]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "b42"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    (tree / "src" / "llama.c").write_text("not in the tag")
+    done = box.run("--backend", "cpu", "--ref", "b42", MTPSTATS_LLAMA_GIT=str(tree))
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((Path(done.stdout.strip()) / "abi.json").read_text())
+    assert manifest["source"] == {
+        "name": "llama.cpp-b42", "kind": "git", "sha256": None, "commit": head.stdout.strip(),
+        "version": "1.2.3-fake",
+    }  # fmt: skip
+    # A tag names one content for good, so the second time needs no repository.
+    tree.rename(box.top / "gone")
+    again = box.run("--backend", "cpu", "--ref", "b42", MTPSTATS_LLAMA_GIT=str(tree))
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    missing = box.run("--backend", "cpu", "--ref", "b43", MTPSTATS_LLAMA_GIT=str(tree))
+    assert missing.returncode == 1
+    assert "cloning b43" in missing.stderr.splitlines()[-1]
+
+
+def test_a_failing_step_shows_the_end_of_its_log_and_keeps_it(box: Sandbox, tree: Path) -> None:
+    box.stub_cmake("echo 'llama.cpp:7: error: flux capacitor'; exit 1")
+    done = box.run("--backend", "cpu", "--source", str(tree))
+    assert done.returncode == 1
+    assert "flux capacitor" in done.stderr
+    log = Path(done.stderr.splitlines()[-1].split("full log: ")[1])
+    assert "flux capacitor" in log.read_text()
+    assert box.installed() == []
+    assert box.leftovers() == []
+
+
+# ---- fetching
+
+
+def stub_python(box: Sandbox, download: str) -> Path:
+    """A Python whose pip runs ``download`` with the destination in $dest; returns its record."""
+    record = box.top / "pip.calls"
+    stub(
+        box.stubs,
+        "python-stub",
+        f"""\
+[ "$3" != --version ] || exit 0
+echo "$@" >>"{record}"
+for word; do [ "$word" != -r ] || pinned=yes; [ -z "$pinned" ] || requirements=$word; done
+cat "$requirements" >>"{record}"
+dest=$(echo "$@" | sed 's/.*--dest \\(.*\\) --require.*/\\1/')
+mkdir -p "$dest"
+{download}""",
+    )
+    return record
+
+
+def test_the_pinned_source_comes_through_pip_and_its_checksum_is_checked(box: Sandbox) -> None:
+    record = stub_python(box, 'echo junk >"$dest/llama_cpp_python-0.3.36.tar.gz"')
+    cached = box.builds / ".cache" / "llama_cpp_python-0.3.36.tar.gz"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("a damaged file")
+    done = box.run("--backend", "cpu", PYTHON="python-stub")
+    assert done.returncode == 1
+    assert "is damaged" in done.stderr
+    junk = hashlib.sha256(b"junk\n").hexdigest()
+    last = done.stderr.splitlines()[-1]
+    assert "checksum mismatch" in last
+    assert junk in last
+    assert PINNED in last
+    calls = record.read_text()
+    assert "--no-deps" in calls
+    assert f"llama-cpp-python==0.3.36 --hash=sha256:{PINNED}" in calls
+    assert not cached.exists()
+    assert box.leftovers() == []
+
+
+def test_without_a_network_one_line_says_what_to_do(box: Sandbox) -> None:
+    stub_python(box, "echo 'ERROR: No matching distribution found'; exit 1")
+    done = box.run("--backend", "cpu", PYTHON="python-stub")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "No matching distribution" in last
+    assert "--source" in last
+    none = box.run("--backend", "cpu", PYTHON="no-such-python")
+    assert none.returncode == 2
+    assert "no-such-python" in none.stderr.splitlines()[-1]
+
+
+# ---- interruptions and company
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_build_leaves_nothing(
+    box: Sandbox, tree: Path, sent: signal.Signals
+) -> None:
+    record = box.stub_cmake(f"sleep 300 & echo $! >'{box.top}/sleeper'; wait")
+    process = box.start("--backend", "cpu", "--source", str(tree))
+    wait_for(lambda: (box.top / "sleeper").exists())
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in err.splitlines()[-1]
+    assert record.read_text() == "configure\nbuild\n"
+    assert box.installed() == []
+    assert box.leftovers() == []
+    sleeper = int((box.top / "sleeper").read_text())
+    wait_for(lambda: not alive(sleeper))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie nobody has waited for does not."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")
+
+
+def test_a_killed_build_leaves_nothing_that_looks_installed(box: Sandbox, tree: Path) -> None:
+    box.stub_cmake(f"[ -e '{box.top}/go' ] || exec sleep 2")
+    process = box.start("--backend", "cpu", "--source", str(tree))
+    wait_for(lambda: any(box.builds.glob(".mtpstats-work/*/build")))
+    process.kill()
+    process.communicate(timeout=30)
+    assert box.installed() == []
+    (box.top / "go").touch()
+    done = box.run("--backend", "cpu", "--source", str(tree))
+    assert done.returncode == 0, done.stderr
+    assert len(box.installed()) == 1
+    assert box.leftovers() == []
+
+
+def test_of_two_at_once_one_builds_and_both_succeed(box: Sandbox, tree: Path) -> None:
+    record = box.stub_cmake("sleep 1.5")
+    args = ("--backend", "cpu", "--source", str(tree))
+    processes = [box.start(*args), box.start(*args)]
+    results = [(*p.communicate(timeout=60), p.returncode) for p in processes]
+    assert [code for _, _, code in results] == [0, 0], results
+    assert results[0][0] == results[1][0]
+    assert record.read_text() == "configure\nbuild\n"
+    assert "waiting for the same build" in results[0][1] + results[1][1]
+    assert box.leftovers() == []
+
+
+def test_locks_of_dead_builds_and_of_other_machines(box: Sandbox, tree: Path) -> None:
+    box.stub_cmake()
+    args = ("--backend", "cpu", "--source", str(tree))
+    key = Path(box.plan(*args)["prefix"]).name
+    box.builds.mkdir()
+    lock = box.builds / f".lock-{key}"
+    lock.symlink_to("another-machine:1")
+    refused = box.run(*args)
+    assert refused.returncode == 1
+    assert str(lock) in refused.stderr
+    assert lock.is_symlink()
+    lock.unlink()
+    # Process 1 lives, but it is no build: a pid used again.
+    lock.symlink_to(f"{os.uname().nodename}:1")
+    assert box.run(*args).returncode == 0
+    assert box.leftovers() == []
