@@ -149,7 +149,7 @@ def test_end_of_generation_inside_a_draft(
     # Every generated token but each round's own was drafted and accepted, the last included.
     snapshot = run.snapshot
     assert snapshot is not None
-    length, accepted = run.verifications[-1]
+    length, _ = run.verifications[-1]
     before = sum(a for _, a in run.verifications[:-1])
     done = before + len(run.verifications) - 1
     n_last = len(run.tokens) - done
