@@ -280,3 +280,19 @@ class SharedHead(Head):
 
     def clear(self, slot: Slot) -> None:
         """Do nothing: the target's own removal did it."""
+
+
+def head_of(
+    context: Context,
+    settings: DraftSettings,
+    n_vocab: int,
+    capacity: int,
+    collector: Collector | None,
+) -> Head:
+    """Return the head that drives this MTP context."""
+    kind = Head
+    if context.shares_memory:
+        kind = SharedHead
+    elif context.model.n_layer_nextn > 1:
+        kind = ChainHead
+    return kind(context, settings, n_vocab, capacity, collector)

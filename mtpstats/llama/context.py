@@ -83,6 +83,8 @@ class Context(Sequences):
         limits.check_settings(model, fields, beyond_training)
         if mtp:
             limits.check_mtp(model, n_rs_seq, None if other is None else other.model)
+        else:
+            limits.check_target(model)
         if other is not None and (other.mtp or not mtp):
             raise InputError("`other` is the target's context of an MTP context")
         for name, value in fields.items():

@@ -126,26 +126,46 @@ class Model:
 
     def mtp_obstacle(self) -> str | None:
         """Return why no MTP context is possible on this model, None if one is."""
-        known = _arch.KNOWN.get(self.header.arch)
+        known = _arch.of(self.header.arch, self.n_layer_nextn)
         if self.header.arch in _arch.NO_MTP_GRAPH:
             return (
                 f"{self.arch} files carry NextN metadata, but llama.cpp has no MTP graph for them"
             )
         if self.vocab_only:
             return "only the vocabulary was loaded"
+        if self.n_layer_nextn == 0 and self.header.arch in _arch.COMPANIONS:
+            companion = _arch.COMPANIONS[self.header.arch]
+            return f"its head is a {companion} GGUF of its own: name it as the draft model"
+        missing = self._eh_proj()
+        if missing is not None:
+            return (
+                f"its metadata promises {self.header.hparam('nextn_predict_layers')} NextN "
+                f"block(s), but the file holds the trunk only: {missing} is missing; name the file "
+                "that has it as the draft model"
+            )
         if self.n_layer_nextn == 0:
             return f"the model has {self.n_layer} layers and no NextN block"
-        if known is not None and known.heads == "shared":
-            return None
-        needed = f"blk.{self.n_layer}.nextn.eh_proj.weight"
-        if not self.header.has_tensor(needed):
-            return (
-                f"its metadata promises {self.n_layer_nextn} NextN block(s), but the file holds "
-                f"the trunk only: {needed} is missing"
-            )
-        if known is not None and known.heads == "single" and self.n_layer_nextn > 1:
+        if known.heads == "single" and self.n_layer_nextn > 1:
             return f"{self.n_layer_nextn} NextN blocks; llama.cpp runs one for {self.arch}"
         return None
+
+    def trunk_obstacle(self) -> str | None:
+        """Return why the model cannot be a target, None if it can."""
+        known, header = _arch.of(self.header.arch, self.n_layer_nextn), self.header
+        if known.target:
+            return f"it is a head for {known.target} models, not a model by itself"
+        tensors = (name for file in header.files for name in file.tensors)
+        if self.n_layer_nextn and not any(name.startswith("blk.0.") for name in tensors):
+            return "it holds NextN blocks only, not a model by itself"
+        return None
+
+    def _eh_proj(self) -> str | None:
+        """Name the tensor of the first NextN block that the metadata promises but no file has."""
+        nextn = self.header.hparam("nextn_predict_layers") or 0
+        if not nextn or _arch.of(self.header.arch, nextn).heads == "shared":
+            return None
+        needed = f"blk.{(self.header.hparam('block_count') or 0) - nextn}.nextn.eh_proj.weight"
+        return None if self.header.has_tensor(needed) else needed
 
     def meta(self, key: str) -> str | None:
         """Return the metadata value as llama.cpp prints it, None if there is none."""
