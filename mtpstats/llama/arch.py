@@ -17,12 +17,19 @@ class Arch:
     draft step), "shared" (a GGUF of its own that reads the memory of its ``target``, the
     architecture it was made for). ``memory`` in words. ``rollback``: what the target can take back
     of its last tokens, as ``Context.rollback``; "" where only a context can tell.
+
+    ``rows_of_all``: the MTP graph gives the hidden rows of all tokens where llama.cpp takes it to
+    give those of the tokens with logits. A chain, where only the last token of a draft has them,
+    then goes on from the row of the draft's first token. ``whole_sequences``: they are copied
+    whole only and no token belongs to several; libllama aborts otherwise.
     """
 
     heads: str
     memory: str = ""
     rollback: str = ""
     target: str = ""
+    rows_of_all: bool = False
+    whole_sequences: bool = False
 
 
 _DELTA_NET = "hybrid: attention and gated delta net"
@@ -33,13 +40,15 @@ KNOWN: dict[str, Arch] = {
     "qwen3next": Arch("single", _DELTA_NET, "none"),
     "nemotron_h_moe": Arch("single", "hybrid: attention and Mamba 2", "snapshots"),
     "bailingmoe3": Arch("single", "hybrid: latent attention and Kimi delta attention", "snapshots"),
-    "deepseek4": Arch("single", "sliding window and compressed state", "snapshots"),
+    "deepseek4": Arch(
+        "single", "sliding window and compressed state", "snapshots", whole_sequences=True
+    ),
     "glm4moe": Arch("single", "attention", "any"),
     "deepseek2": Arch("single", "latent attention", "any"),
     "cohere2moe": Arch("single", "attention, sliding windows", "any"),
     "deepseek32": Arch("single", "sparse latent attention", "any"),
     "glm-dsa": Arch("single", "sparse latent attention", "any"),
-    "hy_v3": Arch("chain", "attention", "any"),
+    "hy_v3": Arch("chain", "attention", "any", rows_of_all=True),
     "step35": Arch("chain", "attention, sliding windows", "any"),
     "mimo2": Arch("chain", "attention, sliding windows", "any"),
     "gemma4-assistant": Arch("shared", "its target's", "any", target="gemma4"),
