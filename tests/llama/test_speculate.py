@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from oracle import speculative_simple
+from sessions import with_eog
 
 from mtpstats import Collector
 from mtpstats.errors import InputError
@@ -113,19 +112,6 @@ def test_statistics_do_not_change_the_run(model: Model) -> None:
     assert on.tokens == off.tokens
     assert on.verifications == off.verifications
     assert off.snapshot is None
-
-
-def with_eog(source: Path, target: Path, token: int) -> Path:
-    """Copy a GGUF and make ``token`` its end-of-generation token."""
-    shutil.copy(source, target)
-    target.chmod(0o644)
-    reader = gguf.GGUFReader(target, "r+")
-    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
-        field = reader.fields.get(key)
-        if field is not None:
-            field.parts[field.data[0]][0] = token
-    reader.data.flush()
-    return target
 
 
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4, 6, 8])
