@@ -217,6 +217,7 @@ class ChainHead(Head):
 
     KV is kept per block, so a step removes the draft and decodes all of it again under its block:
     tokens ``[id_last, d[0], ...]`` with rows ``[row, h[0], ...]``, each ``h`` from the step before.
+    Every decode chooses its block first.
     """
 
     def __init__(
@@ -242,7 +243,6 @@ class ChainHead(Head):
                 self.context.seq_rm(slot.seq, slot.n_past, -1)
             self.context.set_nextn_layer_offset(block)
             self.context.decode(self._batch)
-        self.context.set_nextn_layer_offset(0)
 
     def _feed(self, slot: Slot, token: int, hidden: int) -> int:
         batch, row_bytes = self._batch, self._row_bytes
@@ -266,10 +266,6 @@ class ChainHead(Head):
             self.context.seq_rm(slot.seq, slot.n_past, -1)
         self.context.set_nextn_layer_offset(step)
         self.context.decode(self._batch)
-
-    def _forget(self, slots: Sequence[Slot]) -> None:
-        self.context.set_nextn_layer_offset(0)
-        super()._forget(slots)
 
 
 class SharedHead(Head):

@@ -218,11 +218,13 @@ def test_texts_decoded_together_equal_those_decoded_alone(
 MODES = ["qwen3next", "deepseek4", "hy_v3-chain", "gemma4-assistant"]
 
 
+@pytest.mark.parametrize("place", [2, 4, 6, 7, 8, 9])
 @pytest.mark.parametrize("name", MODES)
-def test_end_of_generation(lib: Library, tiny: Tiny, tmp_path: Path, name: str) -> None:
+def test_end_of_generation(lib: Library, tiny: Tiny, tmp_path: Path, name: str, place: int) -> None:
+    """Wherever it comes: accepted, the target's own after a rejection, or after all of a draft."""
     with loaded(lib, tiny, CASES[name]) as one:
         plain = generate(one, PROMPTS[0], 24, 0)
-        eog = plain.tokens[9]
+        eog = plain.tokens[place]
         with loaded(
             lib, tiny, CASES[name], with_eog(one.model.path, tmp_path / "e.gguf", eog)
         ) as ends:
@@ -255,6 +257,17 @@ def test_end_of_the_context(lib: Library, tiny: Tiny, name: str) -> None:
     # The last token needs no place of its own.
     assert len(run.tokens) == len(plain.tokens) == 256 - len(prompt) + 1
     assert compare(run, plain)
+
+
+@pytest.mark.parametrize("text", ["on and on", "a house on the hill"])
+def test_counts_of_long_drafts_that_are_verified_again(lib: Library, tiny: Tiny, text: str) -> None:
+    """After these the row that llama.cpp goes on from makes a difference."""
+    with loaded(lib, tiny, CASES["qwen3next"]) as one:
+        run = generate(one, text, 48, 8, compat_counts=True)
+        theirs = speculative_simple(
+            lib.prefix, one.model.path, text, 48, "--spec-draft-n-max", "8", *one.oracle
+        )
+    assert (run.drafted, run.accepted) == (theirs.drafted, theirs.accepted)
 
 
 @pytest.mark.parametrize("name", ["step35-chain", "gemma4-assistant"])
