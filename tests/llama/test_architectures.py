@@ -215,6 +215,19 @@ def test_texts_decoded_together_equal_those_decoded_alone(
                 assert merged.verifications == sum(len(run.verifications) for run in alone)
 
 
+@pytest.mark.parametrize("name", ["qwen3next", "glm4moe"])
+def test_every_text_has_the_whole_context(lib: Library, tiny: Tiny, name: str) -> None:
+    with loaded(lib, tiny, CASES[name]) as one:
+        for draft in (None, DraftSettings(2)):
+            options = {**EXACT, "draft": draft, "n_parallel": 3}
+            with Speculator(one.model, **options) as speculator:
+                assert speculator.n_ctx == one.model.n_ctx_train == 512
+            with Speculator(one.model, n_ctx=256, **options) as speculator:
+                assert speculator.n_ctx == 256
+                runs = speculator.generate_all([tokens(250, seed) for seed in range(4)], -1)
+            assert [len(run.tokens) for run in runs] == [7] * 4
+
+
 MODES = ["qwen3next", "deepseek4", "hy_v3-chain", "gemma4-assistant"]
 
 
