@@ -158,7 +158,7 @@ class Head:
                 else:
                     slot.draft.append(token)
                     if len(slot.draft) < slot.n_steps:
-                        indices.append(self._feed(slot, token, context.nextn_address(output)))
+                        indices.append(self._feed(slot, token, self._hidden(output, step)))
                         going.append(slot)
             drafting, outputs = going, indices
             step += 1
@@ -190,6 +190,10 @@ class Head:
         ctypes.memmove(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
+    def _hidden(self, output: int, step: int) -> int:
+        """Address of the row the next step goes on from."""
+        return self.context.nextn_address(output)
+
     def _step(self, drafting: Sequence[Slot], step: int) -> None:
         self.context.decode(self._batch)
 
@@ -213,6 +217,7 @@ class ChainHead(Head):
 
     KV is kept per block, so a step removes the draft and decodes all of it again under its block:
     tokens ``[id_last, d[0], ...]`` with rows ``[row, h[0], ...]``, each ``h`` from the step before.
+    Every decode chooses its block first.
     """
 
     def __init__(
@@ -227,6 +232,10 @@ class ChainHead(Head):
         self._n_blocks = context.model.n_layer_nextn
         self.n_max = min(settings.n_max, self._n_blocks)
         self._chains: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._rows_of_all = context.model.kind.rows_of_all
+        if self._rows_of_all:
+            # As masked rows those of several slots would be mixed up.
+            context.set_nextn(True, masked=False)
 
     def _follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]]) -> None:
         for block in range(self._n_blocks):
@@ -234,7 +243,6 @@ class ChainHead(Head):
                 self.context.seq_rm(slot.seq, slot.n_past, -1)
             self.context.set_nextn_layer_offset(block)
             self.context.decode(self._batch)
-        self.context.set_nextn_layer_offset(0)
 
     def _feed(self, slot: Slot, token: int, hidden: int) -> int:
         batch, row_bytes = self._batch, self._row_bytes
@@ -249,15 +257,15 @@ class ChainHead(Head):
         ctypes.memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
         return index
 
+    def _hidden(self, output: int, step: int) -> int:
+        # A step's batch holds step + 1 tokens of each slot, the output last.
+        return self.context.nextn_address(output - step if self._rows_of_all else output)
+
     def _step(self, drafting: Sequence[Slot], step: int) -> None:
         for slot in drafting:
             self.context.seq_rm(slot.seq, slot.n_past, -1)
         self.context.set_nextn_layer_offset(step)
         self.context.decode(self._batch)
-
-    def _forget(self, slots: Sequence[Slot]) -> None:
-        self.context.set_nextn_layer_offset(0)
-        super()._forget(slots)
 
 
 class SharedHead(Head):
@@ -265,6 +273,13 @@ class SharedHead(Head):
 
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
         """Do nothing: the target's cells are the head's."""
+
+    def draft(self, slots: Sequence[Slot]) -> None:
+        """As any head, but nothing before the first token: there are no cells to attend to."""
+        for slot in slots:
+            if slot.n_past == 0:
+                slot.n_steps, slot.limit, slot.reason = 0, 0, "context"
+        super().draft(slots)
 
     def _feed(self, slot: Slot, token: int, hidden: int) -> int:
         batch = self._batch
@@ -280,3 +295,19 @@ class SharedHead(Head):
 
     def clear(self, slot: Slot) -> None:
         """Do nothing: the target's own removal did it."""
+
+
+def head_of(
+    context: Context,
+    settings: DraftSettings,
+    n_vocab: int,
+    capacity: int,
+    collector: Collector | None,
+) -> Head:
+    """Return the head that drives this MTP context."""
+    kind = Head
+    if context.shares_memory:
+        kind = SharedHead
+    elif context.model.n_layer_nextn > 1:
+        kind = ChainHead
+    return kind(context, settings, n_vocab, capacity, collector)

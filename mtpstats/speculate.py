@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import TracebackType
+from typing import Any
 
 from mtpstats._core import Sampler
 from mtpstats.errors import InputError
-from mtpstats.head import ChainHead, DraftSettings, Head, SharedHead, Slot
+from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
+from mtpstats.recovery import Cut, Replay
 from mtpstats.stats import Collector, Snapshot
 
 __all__ = ["DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
@@ -89,7 +91,10 @@ class Generation:
 
 
 class _Text(Slot):
-    """A slot and its text; ``index`` and ``n_rows`` say where it is in the target's batch."""
+    """A slot and its text; ``index`` and ``n_rows`` say where it is in the target's batch.
+
+    ``replays``: the draft is what was accepted of the last one, to be verified again.
+    """
 
     def __init__(self, number: int, seq: int, row_bytes: int, n_predict: int) -> None:
         super().__init__(seq, row_bytes)
@@ -99,6 +104,7 @@ class _Text(Slot):
         self.n_done = 0
         self.index = 0
         self.n_rows = 0
+        self.replays = False
 
     @property
     def sent(self) -> list[int]:
@@ -113,12 +119,17 @@ OnDone = Callable[[int, Generation], None]
 class Speculator:
     """Generates text with a model and its MTP head, ``n_parallel`` prompts at a time.
 
-    Owns its two contexts; ``close()`` (or the end of a ``with`` block) frees them, the model stays
-    the caller's. ``draft=None`` decodes plainly, without a head, as a baseline. Raises
-    ``ModelError`` when the model has no head that can be driven.
+    Owns its two contexts; ``close()`` (or the end of a ``with`` block) frees them, the models stay
+    the caller's. The head is the model's own, or ``draft_model``'s: an assistant or a file with
+    the MTP blocks alone. ``draft=None`` decodes plainly, without a head, as a baseline. Raises
+    ``ModelError`` when there is no head that can be driven.
 
-    ``n_ctx`` is the number of positions one text can have, ``n_max`` the draft length in force:
-    a model with a chain of NextN blocks drafts at most one token per block.
+    ``n_ctx`` is the number of positions one text can have, 0 the model's training context;
+    ``n_max`` the draft length in force: a model with a chain of NextN blocks drafts at most one
+    token per block. ``compat_counts`` counts verifications as llama.cpp does for a target whose
+    memory gives no tokens back: a draft that is accepted in part is verified again, shortened to
+    that part and the target's own token, and only this second, fully accepted draft is counted.
+    The collector's statistics are those of the first verification in either case.
     """
 
     def __init__(
@@ -126,6 +137,7 @@ class Speculator:
         model: Model,
         *,
         draft: DraftSettings | None,
+        draft_model: Model | None = None,
         sampling: Sampling | None = None,
         n_parallel: int = 1,
         n_ctx: int = 0,
@@ -136,6 +148,7 @@ class Speculator:
         flash_attn: str = "auto",
         type_k: str = "f16",
         type_v: str = "f16",
+        compat_counts: bool = False,
         collector: Collector | None = None,
     ) -> None:
         sampling = sampling or Sampling()
@@ -146,47 +159,58 @@ class Speculator:
         self.collector = collector if collector is not None and collector.enabled else None
         n_max = draft.n_max if draft else 0
 
-        def context(n_rs_seq: int, n_outputs: int, target: Context | None) -> Context:
+        def context(model: Model, n_ctx: int, n_outputs: int, **options: Any) -> Context:
             return Context(
                 model,
-                n_ctx=n_ctx if target is None else target.n_ctx * n_parallel,
+                n_ctx=n_ctx * n_parallel,
                 n_batch=n_batch,
                 n_ubatch=n_ubatch,
-                n_seq_max=n_parallel,
-                n_rs_seq=n_rs_seq,
                 n_outputs_max=n_outputs * n_parallel,
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
                 flash_attn=flash_attn,
                 type_k=type_k,
                 type_v=type_v,
-                mtp=target is not None,
-                other=target,
+                **options,
             )
 
+        n_ctx = n_ctx or model.n_ctx_train
+        target = context(model, n_ctx, 1 + n_max, n_seq_max=n_parallel, n_rs_seq=n_max)
+        self._target = target
+        self.n_ctx = target.n_ctx
+        replay = draft is not None and target.rollback == "none"
+        if replay:
+            target.close()
+            # Two sequences per text, which share their cells.
+            self._target = target = context(
+                model,
+                self.n_ctx,
+                1 + n_max,
+                n_seq_max=2 * n_parallel,
+                kv_unified=True,
+                beyond_training=True,
+            )
         self._head: Head | None = None
-        self._target = target = context(n_max, 1 + n_max, None)
         try:
             capacity = max(target.n_batch, n_parallel * (1 + n_max))
             self._batch = Batch(capacity)
             if draft:
-                if target.rollback == "none":
-                    raise InputError(
-                        f"{model.arch}: its memory cannot take back rejected tokens; "
-                        "drafting with it is not supported"
-                    )
-                own = context(0, 1, target)
-                kind = Head
-                if own.shares_memory:
-                    kind = SharedHead
-                elif model.n_layer_nextn > 1:
-                    kind = ChainHead
-                self._head = kind(own, draft, model.n_vocab, capacity, self.collector)
+                own = context(
+                    draft_model or model,
+                    self.n_ctx,
+                    1,
+                    n_seq_max=n_parallel,
+                    beyond_training=True,
+                    mtp=True,
+                    other=target,
+                )
+                self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
         except BaseException:
             self.close()
             raise
-        self.n_ctx = target.n_ctx
         self.n_max = self._head.n_max if self._head else 0
+        self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
+        self._compat_counts = compat_counts and replay
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )
@@ -280,7 +304,7 @@ class Speculator:
         """Fill both memories with all of the prompt but its last token."""
         target, head, batch = self._target, self._head, self._batch
         start = perf_counter_ns()
-        target.seq_rm(text.seq)
+        self._recovery.clear(text)
         if head is not None:
             head.clear(text)
         last = len(prompt) - 1
@@ -311,9 +335,13 @@ class Speculator:
         self._target_ns = 0
         if head is not None:
             head.ns = 0
-        ended = []
-        going = []
+        ended: list[_Text] = []
+        going: list[_Text] = []
+        drafting: list[_Text] = []
         for text in active:
+            if text.replays:
+                going.append(text)
+                continue
             room = self.n_ctx - text.n_past - 1
             if room < 0:
                 text.result.stop = "context"
@@ -325,11 +353,16 @@ class Speculator:
             if head is not None:
                 budget = text.n_predict - text.n_done - 1 if text.n_predict >= 0 else None
                 text.plan(head.n_max, head.settings.n_min, room - 1, budget)
-        if head is not None and going:
-            head.draft(going)
+                drafting.append(text)
+        if head is not None and drafting:
+            head.draft(drafting)
         for group in self._groups(going):
             self._pass(group)
-            ended += [text for text in group if self._accept(text, on_text)]
+            partly: list[tuple[Slot, list[int]]] = []
+            ended += [text for text in group if self._accept(text, partly, on_text)]
+            before = perf_counter_ns()
+            self._recovery.keep(partly)
+            self._target_ns += perf_counter_ns() - before
         head_ns = head.ns if head is not None else 0
         share = 1e-9 / len(active)
         spent = perf_counter_ns() - start
@@ -362,6 +395,7 @@ class Speculator:
     def _pass(self, group: Sequence[_Text]) -> None:
         """Run the target over ``[id_last, d[0], ...]`` of each text, then the head after it."""
         target, head, batch = self._target, self._head, self._batch
+        self._recovery.before(group)
         batch.clear()
         for text in group:
             text.index = batch.n_tokens
@@ -377,9 +411,14 @@ class Speculator:
             parts = [(text, text.sent, text.index) for text in group]
             head.follow(parts, target.nextn_rows_address())
 
-    def _accept(self, text: _Text, on_text: OnText | None) -> bool:
-        """Take the accepted prefix and the target's own token; return True at the text's end."""
-        target, head, result = self._target, self._head, text.result
+    def _accept(
+        self, text: _Text, partly: list[tuple[Slot, list[int]]], on_text: OnText | None
+    ) -> bool:
+        """Take the accepted prefix and the target's own token; return True at the text's end.
+
+        ``partly`` receives the text and what it keeps of the pass if that is not all of it.
+        """
+        target, head, result, sent = self._target, self._head, text.result, text.sent
         chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
@@ -387,6 +426,10 @@ class Speculator:
                 self.collector.invalid(text.seq)
             return True
         n_accepted = len(chosen) - 1
+        if self._compat_counts and n_accepted < len(text.draft):
+            self._verify_again(text, chosen)
+            return False
+        text.replays = False
         result.verifications.append((len(text.draft), n_accepted))
         text.n_done += len(chosen)
         for i, token in enumerate(chosen):
@@ -408,9 +451,23 @@ class Speculator:
         if head is not None:
             text.keep_row(target.nextn_address(text.index + n_accepted))
             if n_accepted + 1 < text.n_rows:
-                target.seq_rm(text.seq, text.n_past, -1)
+                partly.append((text, sent[: n_accepted + 1]))
                 head.rewind(text)
         return False
+
+    def _verify_again(self, text: _Text, chosen: list[int]) -> None:
+        """Make what was accepted and the target's own token the next draft, as llama.cpp does."""
+        head, result = self._head, text.result
+        assert head is not None
+        # At the end of the generation the second pass says nothing about the first.
+        if self.collector is not None and not self.model.is_eog(chosen[-1]):
+            self.collector.verify(text.seq, chosen)
+        del result.margins[len(result.tokens) :]
+        # llama.cpp pairs the first token of the second pass with the last row of the first.
+        text.keep_row(self._target.nextn_address(text.index + len(text.draft)))
+        self._recovery.restore(text)
+        head.rewind(text)
+        text.draft, text.replays = chosen, True
 
     def _verify(self, text: _Text) -> list[int]:
         """Return the target's tokens: the accepted prefix and one more; empty on NaN."""

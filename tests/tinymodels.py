@@ -6,7 +6,7 @@ them with seeded noise. The blocks are near the identity, so that the head agree
 often, but not always: ``eh_proj`` is [I, noise] and what the branches add to the residual stream
 is scaled by ``residual``.
 
-Another architecture is one function in ``KEYS`` that returns its metadata.
+The metadata of each architecture is in ``tinyarchs``.
 """
 
 from __future__ import annotations
@@ -17,119 +17,59 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from tinyarchs import (
+    KEYS,
+    LEFT_OUT,
+    Options,
+    common,
+    deepseek4_nextn_shapes,
+    gemma4_assistant_shapes,
+)
 
 END = "<|end|>"
-
-
-@dataclass(frozen=True)
-class Options:
-    n_vocab: int = 512
-    n_embd: int = 64
-    n_layer: int = 2  # of the trunk
-    n_nextn: int = 1
-    n_head: int = 2
-    n_head_kv: int = 1
-    n_ff: int = 128
-    n_ctx: int = 512
-    n_expert: int = 4
-    n_expert_used: int = 2
-    seed: int = 1
-    f32: bool = False
-    residual: float = 0.12
-    noise: float = 0.2  # of the hidden row in eh_proj
-    sharpness: float = 4.0  # standard deviation of the logits
-    nan_in: str = ""  # name of a tensor to fill with NaN
-    without: str = ""  # pattern of tensors to leave out of the file
-    only: str = ""  # pattern of tensors to keep
-    tokenizer: bool = True
-
-
-def _common(o: Options) -> dict[str, Any]:
-    return {
-        "block_count": o.n_layer + o.n_nextn,
-        "nextn_predict_layers": o.n_nextn,
-        "context_length": o.n_ctx,
-        "embedding_length": o.n_embd,
-        "feed_forward_length": o.n_ff,
-        "attention.head_count": o.n_head,
-        "attention.head_count_kv": o.n_head_kv,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 10000.0,
-        "vocab_size": o.n_vocab,
-    }
-
-
-def _experts(o: Options) -> dict[str, Any]:
-    return {
-        "expert_count": o.n_expert,
-        "expert_used_count": o.n_expert_used,
-        "expert_shared_count": 1,
-        "expert_feed_forward_length": o.n_ff // 2,
-        "expert_gating_func": 2,
-        "expert_weights_scale": 1.0,
-        "expert_weights_norm": True,
-        "leading_dense_block_count": 1,
-    }
-
-
-def _glm4moe(o: Options) -> dict[str, Any]:
-    return {
-        "attention.key_length": o.n_embd // o.n_head,
-        "attention.value_length": o.n_embd // o.n_head,
-        "rope.dimension_count": o.n_embd // o.n_head,
-        **_experts(o),
-    }
-
-
-def _qwen35(o: Options) -> dict[str, Any]:
-    head = o.n_embd // o.n_head
-    return {
-        "attention.key_length": head,
-        "attention.value_length": head,
-        "rope.dimension_count": head // 2,
-        "rope.dimension_sections": [head // 8, head // 8, 0, 0],
-        "full_attention_interval": 2,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 2 * head,
-        "ssm.state_size": head,
-        "ssm.time_step_rank": 2,
-        "ssm.group_count": 2,
-    }
-
-
-KEYS: dict[str, Callable[[Options], dict[str, Any]]] = {"glm4moe": _glm4moe, "qwen35": _qwen35}
+PAIRS = "th he in er an re on at en nd ti es or te of ed is it al ar st to nt"
 
 # Tensors llama.cpp can do without; the files they come from do not have them either.
 _OPTIONAL = re.compile(
-    r"\.(scale|input_scale)$|nextn\.(embed_tokens|shared_head_head)\.|rope_freqs"
+    r"\.(scale|input_scale)$|nextn\.(embed_tokens|shared_head_head)\."
     r"|attn_(q|k|v|qkv|output)\.bias$|ffn_\w+\.bias$"
 )
-_BRANCH_OUTPUT = re.compile(r"(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.weight$")
+_BRANCH_OUTPUT = re.compile(r"(attn_output(_b)?|ffn_down(_exps|_shexp)?|ssm_out)\.weight$")
 # Kept in F32 by every converter: ggml has no F16 kernel for some, the others are tiny.
-_ALWAYS_F32 = re.compile(r"(ssm_conv1d|ssm_a|ffn_gate_inp)")
+_ALWAYS_F32 = re.compile(r"ssm_(conv1d|a|d|norm)|ffn_gate_inp|hc_|_ape|indexer")
 
 
 def make(path: str | os.PathLike[str], arch: str, **options: Any) -> Path:
     """Write a model of ``arch`` to ``path``; the same arguments give the same bytes."""
     path = Path(path)
     o = replace(Options(), **options)
-    keys = path.with_suffix(".keys.gguf")
-    _write(keys, arch, o, {})
-    shapes = _shapes_in_child(keys)
-    keys.unlink()
+    if arch == "gemma4-assistant":
+        shapes = gemma4_assistant_shapes(o)
+    else:
+        keys = path.with_suffix(".keys.gguf")
+        _write(keys, arch, o, {})
+        shapes = _shapes_in_child(keys)
+        keys.unlink()
+    if arch == "mimo2":
+        shapes = _fused_qkv(shapes)
+    if arch == "deepseek4":
+        # Without weights llama.cpp takes the NextN block for one of the trunk.
+        shapes |= deepseek4_nextn_shapes(o)
     tensors = {}
     for name, shape in shapes.items():
-        if _OPTIONAL.search(name) or (o.without and re.search(o.without, name)):
+        left_out = (LEFT_OUT.get(arch), o.without)
+        if _OPTIONAL.search(name) or any(one and re.search(one, name) for one in left_out):
             continue
         if not o.only or re.search(o.only, name):
             tensors[name] = _weights(name, shape, o)
+    if arch == "gemma4-assistant":
+        _agree_with_gemma4(tensors, o)
     _write(path, arch, o, tensors)
     return path
 
@@ -163,14 +103,38 @@ def _weights(name: str, shape: list[int], o: Options) -> np.ndarray:
     return np.ascontiguousarray(value, dtype=np.float32 if keep else np.float16)
 
 
+def _fused_qkv(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Query, key and value matrices as one: llama.cpp lists both forms as the separate one."""
+    fused: dict[str, list[int]] = {}
+    for name, shape in shapes.items():
+        joint = re.sub(r"attn_[qkv]\.weight$", "attn_qkv.weight", name)
+        if joint in fused:
+            shape = [shape[0], fused[joint][1] + shape[1]]
+        fused[joint] = shape
+    return fused
+
+
+def _agree_with_gemma4(tensors: dict[str, np.ndarray], o: Options) -> None:
+    """Give the assistant its target's output matrix, to be met by the token's embedding."""
+    n = o.n_embd
+    output = _weights("output.weight", [n, o.n_vocab], replace(o, f32=True))
+    for name, rows, block in (
+        ("token_embd.weight", slice(None), output),
+        ("nextn.pre_projection.weight", slice(0, n), np.eye(n)),
+        ("nextn.post_projection.weight", slice(None), np.eye(n)),
+    ):
+        tensors[name] *= o.noise
+        tensors[name][rows, :n] += block.astype(tensors[name].dtype)
+
+
 def _write(path: Path, arch: str, o: Options, tensors: dict[str, np.ndarray]) -> None:
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name(f"tiny-{arch}")
     writer.add_file_type(0 if o.f32 else 1)
-    for key, value in {**_common(o), **KEYS[arch](o)}.items():
+    for key, value in {**common(o), **KEYS[arch](o)}.items():
         _add(writer, f"{arch}.{key}", value)
     if o.tokenizer:
-        _add_tokenizer(writer, o.n_vocab)
+        _add_tokenizer(writer, o.n_vocab, o.eog)
     else:
         writer.add_tokenizer_model("none")
     for name, value in tensors.items():
@@ -201,33 +165,8 @@ def _byte_letters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
-def _add_tokenizer(writer: Any, n_vocab: int) -> None:
-    pairs = [
-        "th",
-        "he",
-        "in",
-        "er",
-        "an",
-        "re",
-        "on",
-        "at",
-        "en",
-        "nd",
-        "ti",
-        "es",
-        "or",
-        "te",
-        "of",
-        "ed",
-        "is",
-        "it",
-        "al",
-        "ar",
-        "st",
-        "to",
-        "nt",
-    ]
-    merges = [f"{a} {b}" for a, b in pairs]
+def _add_tokenizer(writer: Any, n_vocab: int, eog: int) -> None:
+    merges = [f"{a} {b}" for a, b in PAIRS.split()]
     tokens = [*_byte_letters(), END, *(merge.replace(" ", "") for merge in merges)]
     tokens += [f"Ġw{i}" for i in range(len(tokens), n_vocab)]
     assert len(tokens) == n_vocab, f"n_vocab must be at least {len(tokens)}"
@@ -238,7 +177,7 @@ def _add_tokenizer(writer: Any, n_vocab: int) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
-    writer.add_eos_token_id(256)
+    writer.add_eos_token_id(eog)
     writer.add_add_bos_token(False)
 
 

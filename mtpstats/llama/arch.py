@@ -1,6 +1,7 @@
 """What each architecture with an MTP route is and can do; the one place that says so.
 
-An architecture that is not listed is tried by its properties.
+An architecture that is not listed is tried by its properties: ``of`` makes them up from the number
+of its NextN blocks, and the contexts say the rest (``Context.rollback``, ``shares_memory``).
 """
 
 from __future__ import annotations
@@ -10,26 +11,56 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Arch:
-    """``heads``: "single" (one NextN block), "chain" (one or more), "shared" (own GGUF).
+    """How an architecture's head is driven and what its target's memory is.
 
-    A shared head reads the memory of the one ``target`` architecture it was made for.
+    ``heads``: "single" (one NextN block, fed with its own rows), "chain" (one or more, a block per
+    draft step), "shared" (a GGUF of its own that reads the memory of its ``target``, the
+    architecture it was made for). ``memory`` in words. ``rollback``: what the target can take back
+    of its last tokens, as ``Context.rollback``; "" where only a context can tell.
+
+    ``rows_of_all``: the MTP graph gives the hidden rows of all tokens where llama.cpp takes it to
+    give those of the tokens with logits. A chain, where only the last token of a draft has them,
+    then goes on from the row of the draft's first token. ``whole_sequences``: they are copied
+    whole only and no token belongs to several; libllama aborts otherwise.
     """
 
     heads: str
+    memory: str = ""
+    rollback: str = ""
     target: str = ""
+    rows_of_all: bool = False
+    whole_sequences: bool = False
 
 
-_SINGLE = (
-    "qwen35", "qwen35moe", "qwen3next", "nemotron_h_moe", "bailingmoe3", "deepseek4", "glm4moe",
-    "deepseek2", "cohere2moe", "deepseek32", "glm-dsa",
-)  # fmt: skip
-_CHAIN = ("hy_v3", "step35", "mimo2")
+_DELTA_NET = "hybrid: attention and gated delta net"
 
 KNOWN: dict[str, Arch] = {
-    **{name: Arch("single") for name in _SINGLE},
-    **{name: Arch("chain") for name in _CHAIN},
-    "gemma4-assistant": Arch("shared", target="gemma4"),
+    "qwen35": Arch("single", _DELTA_NET, "snapshots"),
+    "qwen35moe": Arch("single", _DELTA_NET, "snapshots"),
+    "qwen3next": Arch("single", _DELTA_NET, "none"),
+    "nemotron_h_moe": Arch("single", "hybrid: attention and Mamba 2", "snapshots"),
+    "bailingmoe3": Arch("single", "hybrid: latent attention and Kimi delta attention", "snapshots"),
+    "deepseek4": Arch(
+        "single", "sliding window and compressed state", "snapshots", whole_sequences=True
+    ),
+    "glm4moe": Arch("single", "attention", "any"),
+    "deepseek2": Arch("single", "latent attention", "any"),
+    "cohere2moe": Arch("single", "attention, sliding windows", "any"),
+    "deepseek32": Arch("single", "sparse latent attention", "any"),
+    "glm-dsa": Arch("single", "sparse latent attention", "any"),
+    "hy_v3": Arch("chain", "attention", "any", rows_of_all=True),
+    "step35": Arch("chain", "attention, sliding windows", "any"),
+    "mimo2": Arch("chain", "attention, sliding windows", "any"),
+    "gemma4-assistant": Arch("shared", "its target's", "any", target="gemma4"),
 }
 
 # Their files may carry NextN blocks, but llama.cpp has no graph that runs them.
 NO_MTP_GRAPH = frozenset({"exaone-moe", "exaone4", "glm4", "dots3note", "bailingmoe2", "glm5-next"})
+
+# A target whose head is a GGUF of its own, and the head's architecture.
+COMPANIONS: dict[str, str] = {arch.target: name for name, arch in KNOWN.items() if arch.target}
+
+
+def of(name: str, n_layer_nextn: int) -> Arch:
+    """Return what is known of the architecture, or what its NextN blocks suggest."""
+    return KNOWN.get(name) or Arch("chain" if n_layer_nextn > 1 else "single")

@@ -83,6 +83,8 @@ class Context(Sequences):
         limits.check_settings(model, fields, beyond_training)
         if mtp:
             limits.check_mtp(model, n_rs_seq, None if other is None else other.model)
+        else:
+            limits.check_target(model)
         if other is not None and (other.mtp or not mtp):
             raise InputError("`other` is the target's context of an MTP context")
         for name, value in fields.items():
@@ -118,6 +120,7 @@ class Context(Sequences):
         )
         # A state that cannot be cut at any position: recurrent layers, except in the MTP block.
         self._recurrent = (model.is_hybrid or model.is_recurrent) and not mtp
+        self._couples = kv_unified and not model.kind.whole_sequences
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
         if mtp:
@@ -164,6 +167,7 @@ class Context(Sequences):
             and batch.max_token < self.n_vocab
             and batch.n_embd == self._width
             and len(batch.outputs) <= self.n_outputs_max
+            and (not batch.coupled or self._couples)
         )
         spans = batch.spans
         if fits:
@@ -207,6 +211,12 @@ class Context(Sequences):
             raise InputError(
                 f"logits of {len(batch.outputs)} tokens asked for; n_outputs_max is "
                 f"{self.n_outputs_max}"
+            )
+        if batch.coupled and not self._couples:
+            raise InputError(
+                f"{self.model.arch} cannot have a token in several sequences"
+                if self.kv_unified
+                else "without kv_unified a token belongs to one sequence"
             )
         for seq, (first, last) in batch.spans.items():
             if seq >= self.n_seq_max:

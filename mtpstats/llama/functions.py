@@ -119,6 +119,7 @@ _OPTIONAL: list[tuple[str, list[Any], Any, str | None]] = [
     ("llama_model_ftype", [_P], _I, None),
     ("llama_n_ctx_seq", [_P], _U, None),
     ("llama_n_rs_seq", [_P], _U, None),
+    ("llama_model_n_swa", [_P], _I, None),
     ("llama_get_ctx_other", [_P], _P, None),
     ("llama_set_nextn_layer_offset", [_P, _I], None, None),
 ]  # fmt: skip

@@ -72,16 +72,25 @@ def check_mtp(model: Model, n_rs_seq: int, target: Model | None) -> None:
         raise InputError("an MTP context needs the target's context as `other`")
     if target is model:
         return
-    known, theirs = arch.KNOWN.get(model.header.arch), printable(target.path.name)
-    # A shared head reads the target's memory: with another architecture libllama may crash.
-    if known is not None and known.target and target.header.arch != known.target:
-        raise ModelError(f"{name} drafts for {known.target} only; {theirs} is {target.arch}")
+    theirs = printable(target.path.name)
+    known = arch.KNOWN.get(model.header.arch)
+    # With another memory than the one it was made for, libllama may crash.
+    wanted = known.target or model.header.arch if known is not None else target.header.arch
+    if target.header.arch != wanted:
+        raise ModelError(f"{name} drafts for {wanted} models only; {theirs} is {target.arch}")
     for what, ours, other in (
         ("hidden rows", model.n_embd_out, target.n_embd_out),
         ("a vocabulary", model.n_vocab, target.n_vocab),
     ):
         if ours != other:
             raise ModelError(f"{name} has {what} of {ours}, the target {theirs} of {other}")
+
+
+def check_target(model: Model) -> None:
+    """Refuse a target's context on a file that holds a head only; raises ModelError."""
+    obstacle = model.trunk_obstacle()
+    if obstacle is not None:
+        raise ModelError(f"{printable(model.path.name)} ({model.arch}) cannot generate: {obstacle}")
 
 
 def choice(name: str, value: str, allowed: Mapping[str, int]) -> int:

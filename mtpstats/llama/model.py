@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mtpstats.errors import InputError, LlamaError, ModelError
-from mtpstats.llama import arch as _arch
-from mtpstats.llama import gguf
+from mtpstats.llama import arch, gguf
+from mtpstats.llama.arch import Arch
 from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
@@ -63,6 +63,8 @@ class Model:
         self.n_embd_out = int(fn.llama_model_n_embd_out(ptr))
         self.n_params = int(fn.llama_model_n_params(ptr))
         self.size = int(fn.llama_model_size(ptr))
+        # Sliding window in positions, 0 without one.
+        self.n_swa = int(fn.llama_model_n_swa(ptr)) if fn.has("llama_model_n_swa") else 0
         self.is_hybrid = bool(fn.llama_model_is_hybrid(ptr))
         self.is_recurrent = bool(fn.llama_model_is_recurrent(ptr))
         self._eog: dict[int, bool] = {}
@@ -120,32 +122,55 @@ class Model:
         return str(self.header.first.integer("general.file_type"))
 
     @property
+    def kind(self) -> Arch:
+        """What is known of the architecture, or what its NextN blocks suggest."""
+        return arch.of(self.header.arch, self.n_layer_nextn)
+
+    @property
     def has_mtp(self) -> bool:
         """Whether the file holds an MTP block that a context of type MTP can run."""
         return self.mtp_obstacle() is None
 
     def mtp_obstacle(self) -> str | None:
         """Return why no MTP context is possible on this model, None if one is."""
-        known = _arch.KNOWN.get(self.header.arch)
-        if self.header.arch in _arch.NO_MTP_GRAPH:
+        if self.header.arch in arch.NO_MTP_GRAPH:
             return (
                 f"{self.arch} files carry NextN metadata, but llama.cpp has no MTP graph for them"
             )
         if self.vocab_only:
             return "only the vocabulary was loaded"
+        if self.n_layer_nextn == 0 and self.header.arch in arch.COMPANIONS:
+            companion = arch.COMPANIONS[self.header.arch]
+            return f"its head is a {companion} GGUF of its own: name it as the draft model"
+        missing = self._eh_proj()
+        if missing is not None:
+            return (
+                f"its metadata promises {self.header.hparam('nextn_predict_layers')} NextN "
+                f"block(s), but the file holds the trunk only: {missing} is missing; name the file "
+                "that has it as the draft model"
+            )
         if self.n_layer_nextn == 0:
             return f"the model has {self.n_layer} layers and no NextN block"
-        if known is not None and known.heads == "shared":
-            return None
-        needed = f"blk.{self.n_layer}.nextn.eh_proj.weight"
-        if not self.header.has_tensor(needed):
-            return (
-                f"its metadata promises {self.n_layer_nextn} NextN block(s), but the file holds "
-                f"the trunk only: {needed} is missing"
-            )
-        if known is not None and known.heads == "single" and self.n_layer_nextn > 1:
+        if self.kind.heads == "single" and self.n_layer_nextn > 1:
             return f"{self.n_layer_nextn} NextN blocks; llama.cpp runs one for {self.arch}"
         return None
+
+    def trunk_obstacle(self) -> str | None:
+        """Return why the model cannot be a target, None if it can."""
+        if self.kind.target:
+            return f"it is a head for {self.kind.target} models, not a model by itself"
+        tensors = (name for file in self.header.files for name in file.tensors)
+        if self.n_layer_nextn and not any(name.startswith("blk.0.") for name in tensors):
+            return "it holds NextN blocks only, not a model by itself"
+        return None
+
+    def _eh_proj(self) -> str | None:
+        """Name the tensor of the first NextN block that the metadata promises but no file has."""
+        nextn = self.header.hparam("nextn_predict_layers") or 0
+        if not nextn or arch.of(self.header.arch, nextn).heads == "shared":
+            return None
+        needed = f"blk.{(self.header.hparam('block_count') or 0) - nextn}.nextn.eh_proj.weight"
+        return None if self.header.has_tensor(needed) else needed
 
     def meta(self, key: str) -> str | None:
         """Return the metadata value as llama.cpp prints it, None if there is none."""

@@ -116,21 +116,25 @@ class Sequences:
         """Remove positions ``p0 <= p < p1``; negative means from the start, to the end.
 
         On recurrent memory a tail of at most ``rollback_room(seq)`` tokens can be taken back, once
-        after each decode. Raises InputError for more than that, which libllama would either refuse
-        or do wrong without a word.
+        after each decode; with a sliding window, as much as leaves the window whole. Raises
+        InputError for more than that, which libllama would either refuse or do wrong without a
+        word.
         """
         self._check_seq(seq)
         end = self._next[seq]
         whole = p0 <= 0 and (p1 < 0 or p1 >= end)
+        tail = not whole and p0 < end and (p1 < 0 or p1 >= end)
         if whole:
             p0 = p1 = -1
-        elif self._recurrent and p0 < end and (p1 < 0 or p1 >= end):
+        elif tail and self._recurrent:
             self._check_rollback(seq, end - p0)
+        elif tail and self.model.n_swa:
+            self._check_window(seq, p0)
         self._fn.llama_memory_seq_rm(self._memory, seq, p0, p1)
         if whole:
             self._room.pop(seq, None)
             self._pending.pop(seq, None)
-        elif self._recurrent and p0 < end and (p1 < 0 or p1 >= end):
+        elif tail and self._recurrent:
             self._pending[seq] = end - p0
             self._room.pop(seq, None)
         self._next[seq] = self._fn.llama_memory_seq_pos_max(self._memory, seq) + 1
@@ -158,6 +162,15 @@ class Sequences:
             f"sequence {seq} can take back {room} of its last tokens, not {tokens}: {why}"
         )
 
+    def _check_window(self, seq: int, end: int) -> None:
+        # Cells that left the window were given to later tokens.
+        oldest = self._fn.llama_memory_seq_pos_min(self._memory, seq)
+        if oldest > max(0, end - self.model.n_swa + 1):
+            raise InputError(
+                f"sequence {seq} cannot end at position {end}: its sliding window of "
+                f"{self.model.n_swa} would begin before position {oldest}, the first in memory"
+            )
+
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let ``dst`` share positions ``p0 <= p < p1`` of ``src``.
 
@@ -170,11 +183,13 @@ class Sequences:
         self._check_seq(dst)
         if src == dst:
             return
-        if not self.kv_unified and (p0 > 0 or 0 <= p1 < self._next[src]):
-            raise InputError("without kv_unified only whole sequences can be copied")
-        if not self.kv_unified:
+        if not self.kv_unified or self.model.kind.whole_sequences:
+            if p0 > 0 or 0 <= p1 < self._next[src]:
+                why = self.model.arch if self.kv_unified else "without kv_unified"
+                raise InputError(f"{why}: only whole sequences can be copied")
             p0 = p1 = -1
-        elif max(p0, 0) < self._next[dst] and (p1 < 0 or p1 > self.seq_pos_min(dst)):
+        overlap = max(p0, 0) < self._next[dst] and (p1 < 0 or p1 > self.seq_pos_min(dst))
+        if self.kv_unified and overlap:
             # libllama would keep both, each position twice.
             raise InputError(f"sequence {dst} is not empty there: remove its positions first")
         if self._recurrent and self._pending.get(src) != self._pending.get(dst):

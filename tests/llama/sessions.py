@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 
 from mtpstats.llama import Batch, Context, Model
@@ -30,3 +32,16 @@ def fresh(model: Model, ids: list[int]) -> np.ndarray:
     """Logits of the last token in a context that saw nothing else."""
     with Context(model, **EXACT) as context:
         return run(context, ids)
+
+
+def with_eog(source: Path, target: Path, token: int) -> Path:
+    """Copy a GGUF and make ``token`` its end-of-generation token."""
+    shutil.copy(source, target)
+    target.chmod(0o644)
+    reader = gguf.GGUFReader(target, "r+")
+    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
+        field = reader.fields.get(key)
+        if field is not None:
+            field.parts[field.data[0]][0] = token
+    reader.data.flush()
+    return target

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
-from sessions import EXACT, fresh, run, tokens
+from sessions import EXACT, Tiny, fresh, run, tokens
 
 from mtpstats.errors import InputError, LlamaError
-from mtpstats.llama import Batch, Context, Model
+from mtpstats.llama import Batch, Context, Library, Model
 
 DEPTH = 4
 
@@ -235,12 +236,18 @@ def test_trap_a_rollback_after_a_copy(hybrid: Model) -> None:
 
 
 def test_trap_sequences_kept_after_a_rollback(hybrid: Model) -> None:
-    with many(hybrid, 3) as context:
-        decode(context, {s: (tokens(10, s), 0) for s in range(3)})
-        context.seq_rm(1, 8)
-        context.seq_keep(2)
-        row = decode(context, {1: (tokens(9, 1), 0)})[1]
-        np.testing.assert_allclose(row, fresh(hybrid, tokens(9, 1)), atol=5e-5)
+    expected = fresh(hybrid, tokens(9, 1))
+    for guarded in (True, False):
+        with many(hybrid, 3, kv_unified=True) as context:
+            decode(context, {s: (tokens(10, s), 0) for s in range(3)})
+            context.seq_rm(1, 8)
+            if guarded:
+                context.seq_keep(2)
+            else:
+                hybrid.lib._cdll["llama_memory_seq_keep"](ctypes.c_void_p(context._memory), 2)
+                context._next[1] = 0
+            row = decode(context, {1: (tokens(9, 1), 0)})[1]
+            assert (np.abs(row - expected).max() < 5e-5) == guarded
 
 
 def test_copies_libllama_would_abort_on_or_mix(either: Model) -> None:
@@ -281,3 +288,68 @@ def test_coupled_tokens_leave_no_rollback(hybrid: Model, attention: Model) -> No
                 np.testing.assert_allclose(context.logits(i), expected, atol=5e-5)
             if model.is_hybrid:
                 assert context.rollback_room(0) == context.rollback_room(1) == 0
+                with pytest.raises(InputError, match="can take back 0"):
+                    context.seq_rm(0, 11)
+                assert silently_wrong(context, 0, 11, [*tokens(10), 1]) > 2e-4
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_coupled_tokens_where_they_cannot_be(lib: Library, tiny: Tiny, unified: bool) -> None:
+    arch = "deepseek4" if unified else "glm4moe"
+    with Model(lib, tiny(arch, f32=True)) as model, many(model, 2, kv_unified=unified) as context:
+        batch = Batch(1, n_seq_max=2)
+        batch.add(1, 0, (0, 1), True)
+        why = "cannot have a token in several" if unified else "without kv_unified a token belongs"
+        with pytest.raises(InputError, match=why):
+            context.decode(batch)
+        decode(context, {0: (tokens(10), 0)})
+        with pytest.raises(InputError, match="only whole sequences"):
+            context.seq_cp(0, 1, 0, 5)
+        context.seq_cp(0, 1)
+        row = decode(context, {1: (tokens(3, 9), 10)})[1]
+        np.testing.assert_allclose(row, fresh(model, tokens(10) + tokens(3, 9)), atol=5e-5)
+
+
+def test_trap_a_rollback_behind_a_sliding_window(lib: Library, tiny: Tiny) -> None:
+    """Cells that left the window are given to later tokens: going back there finds others'."""
+    with Model(lib, tiny("step35", f32=True, n_ctx=1024)) as model:
+        assert model.n_swa == 16
+        ids, then = tokens(400), tokens(3, seed=9)
+        for swa_full, end in ((True, 40), (False, 390), (False, 40)):
+            with Context(model, n_ubatch=32, swa_full=swa_full, **EXACT) as context:
+                run(context, ids)
+                expected = fresh(model, ids[:end] + then)
+                if end == 40 and not swa_full:
+                    with pytest.raises(InputError, match="its sliding window of 16 would begin"):
+                        context.seq_rm(0, end)
+                    assert silently_wrong(context, 0, end, ids) > 1e-2
+                else:
+                    context.seq_rm(0, end)
+                    np.testing.assert_allclose(run(context, then, end), expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("kept", [3, 5])
+def test_chains_on_recurrent_memory(hybrid: Model, kept: int) -> None:
+    """Equally long chains, a sequence each; the winner's accepted part becomes everyone's."""
+    start, end, winner = 10, 15, 1
+    with many(hybrid, 3, kv_unified=True) as context:
+        decode(context, {0: (tokens(start), 0)})
+        for seq in (1, 2):
+            context.seq_cp(0, seq)
+        chains = {seq: tokens(end - start, seq) for seq in range(3)}
+        decode(context, {seq: (chain, start) for seq, chain in chains.items()})
+        cut = start + kept
+        for seq in range(3):
+            if cut == end and seq != winner:
+                context.seq_rm(seq)
+            if cut < end:
+                if seq != winner:
+                    context.seq_rm(seq, start, cut)
+                context.seq_rm(seq, cut)
+        for seq in (0, 2):
+            context.seq_cp(winner, seq, *((start, cut) if cut < end else ()))
+        then = {seq: (tokens(4, 20 + seq), cut) for seq in range(3)}
+        rows = decode(context, then)
+        for seq, row in rows.items():
+            ids = tokens(start) + chains[winner][:kept] + then[seq][0]
+            np.testing.assert_allclose(row, fresh(hybrid, ids), atol=5e-5)

@@ -441,7 +441,7 @@ def test_a_shared_head_goes_with_its_own_target_only(attention: Model) -> None:
     )
     with pytest.raises(InputError, match="needs the target"):
         limits.check_mtp(assistant, 0, None)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"drafts for gemma4 only; .* is glm4moe"):
+    with pytest.raises(ModelError, match=r"drafts for gemma4 models only; .* is glm4moe"):
         limits.check_mtp(assistant, 0, attention)  # type: ignore[arg-type]
 
 

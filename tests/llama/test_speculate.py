@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from oracle import speculative_simple
+from sessions import with_eog
 
 from mtpstats import Collector
 from mtpstats.errors import InputError
@@ -115,19 +114,6 @@ def test_statistics_do_not_change_the_run(model: Model) -> None:
     assert off.snapshot is None
 
 
-def with_eog(source: Path, target: Path, token: int) -> Path:
-    """Copy a GGUF and make ``token`` its end-of-generation token."""
-    shutil.copy(source, target)
-    target.chmod(0o644)
-    reader = gguf.GGUFReader(target, "r+")
-    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
-        field = reader.fields.get(key)
-        if field is not None:
-            field.parts[field.data[0]][0] = token
-    reader.data.flush()
-    return target
-
-
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4, 6, 8])
 def test_end_of_generation_inside_a_draft(
     lib: Library, model: Model, model_path: Path, tmp_path: Path, n_max: int
@@ -149,7 +135,7 @@ def test_end_of_generation_inside_a_draft(
     # Every generated token but each round's own was drafted and accepted, the last included.
     snapshot = run.snapshot
     assert snapshot is not None
-    length, accepted = run.verifications[-1]
+    length, _ = run.verifications[-1]
     before = sum(a for _, a in run.verifications[:-1])
     done = before + len(run.verifications) - 1
     n_last = len(run.tokens) - done

@@ -1,0 +1,81 @@
+"""What becomes of the rejected tokens in the target's memory.
+
+Most memory can be cut at the last accepted token. Where it cannot, the state before each
+verification is kept in a spare sequence, and what was accepted is decoded again from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtpstats.head import Slot
+from mtpstats.llama import Batch, Context
+
+
+class Cut:
+    """Memory that gives tokens back."""
+
+    def __init__(self, target: Context) -> None:
+        self._target = target
+
+    def clear(self, slot: Slot) -> None:
+        """Remove the slot's text."""
+        self._target.seq_rm(slot.seq)
+
+    def before(self, slots: Sequence[Slot]) -> None:
+        """Prepare for a verification of these slots."""
+
+    def restore(self, slot: Slot) -> None:
+        """Go back to before the verification."""
+        self._target.seq_rm(slot.seq, slot.n_past, -1)
+
+    def keep(self, accepted: Sequence[tuple[Slot, Sequence[int]]]) -> None:
+        """Leave of the last verification what was accepted.
+
+        ``accepted`` holds slots whose draft was not accepted whole, ``n_past`` already past what
+        was, and those tokens. Rows and logits of the verification are no longer readable.
+        """
+        for slot, _ in accepted:
+            self._target.seq_rm(slot.seq, slot.n_past, -1)
+
+
+class Replay(Cut):
+    """Memory that gives nothing back: sequence ``seq + n_slots`` is the spare of ``seq``.
+
+    Cheap with a unified KV cache, where a copied sequence is a mark on the cells, and a recurrent
+    state is copied when one of the two goes on.
+    """
+
+    def __init__(self, target: Context, n_slots: int, batch: Batch) -> None:
+        super().__init__(target)
+        self._n_slots = n_slots
+        self._batch = batch
+
+    def clear(self, slot: Slot) -> None:
+        """Remove the slot's text and its spare."""
+        self._target.seq_rm(slot.seq)
+        self._target.seq_rm(slot.seq + self._n_slots)
+
+    def before(self, slots: Sequence[Slot]) -> None:
+        """Copy each sequence that will be drafted for to its spare."""
+        for slot in slots:
+            if slot.draft:
+                self._copy(slot.seq, slot.seq + self._n_slots)
+
+    def restore(self, slot: Slot) -> None:
+        """Go back to before the verification."""
+        self._copy(slot.seq + self._n_slots, slot.seq)
+
+    def keep(self, accepted: Sequence[tuple[Slot, Sequence[int]]]) -> None:
+        """Go back and decode what was accepted again, all slots in one batch."""
+        if not accepted:
+            return
+        self._batch.clear()
+        for slot, tokens in accepted:
+            self.restore(slot)
+            self._batch.extend(tokens, slot.n_past - len(tokens), slot.seq)
+        self._target.decode(self._batch)
+
+    def _copy(self, source: int, to: int) -> None:
+        self._target.seq_rm(to)
+        self._target.seq_cp(source, to)
