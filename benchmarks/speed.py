@@ -30,7 +30,17 @@ from mtpstats.prompts import builtin  # noqa: E402
 def bench(model: Path, prompt: str, args: argparse.Namespace, *options: str) -> dict:
     """One `mtpstats bench --json` run as a user would start it."""
     command = [sys.executable, "-m", "mtpstats", "bench", "-m", str(model), "-p", prompt]
-    command += ["-n", str(args.predict), "--temp", "0", "-t", str(args.threads), "-c", "512", "--json"]
+    command += [
+        "-n",
+        str(args.predict),
+        "--temp",
+        "0",
+        "-t",
+        str(args.threads),
+        "-c",
+        "512",
+        "--json",
+    ]
     command += ["--spec-draft-n-max", str(args.n_max), *options]
     done = subprocess.run(command, capture_output=True, check=True)
     return json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,14 @@ def test_statistics_do_not_change_the_run(model: Model) -> None:
     assert off.snapshot is None
 
 
+class Recording(Collector):
+    """Remembers the draft it was last told of."""
+
+    def verify(self, seq: int, tokens: Sequence[int], reason: str = "n_max") -> None:
+        self.sent = list(tokens)
+        super().verify(seq, tokens, reason)
+
+
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4, 6, 8])
 def test_end_of_generation_inside_a_draft(
     lib: Library, model: Model, model_path: Path, tmp_path: Path, n_max: int
@@ -123,7 +132,7 @@ def test_end_of_generation_inside_a_draft(
     # A token that first appears where a draft of several was accepted.
     eog = plain.tokens[12]
     path = with_eog(model_path, tmp_path / "eog.gguf", eog)
-    collector = Collector()
+    collector = Recording()
     with Model(lib, path) as ending:
         run = generate(ending, text, 40, DraftSettings(n_max), collector=collector)
     theirs = speculative_simple(lib.prefix, path, text, 40, "--spec-draft-n-max", str(n_max))
@@ -132,15 +141,15 @@ def test_end_of_generation_inside_a_draft(
     assert run.text.rstrip(b"\n") == theirs.text
     assert (run.drafted, run.accepted) == (theirs.drafted, theirs.accepted)
     assert len(run.margins) == len(run.tokens)
-    # Every generated token but each round's own was drafted and accepted, the last included.
     snapshot = run.snapshot
     assert snapshot is not None
-    length, _ = run.verifications[-1]
-    before = sum(a for _, a in run.verifications[:-1])
-    done = before + len(run.verifications) - 1
-    n_last = len(run.tokens) - done
-    # n_last tokens of the last round up to EOG: drafted ones first, then perhaps the bonus.
-    assert int(snapshot.accepted.sum()) == before + min(n_last, length)
+    rounds = run.verifications[:-1]
+    before = sum(accepted for _, accepted in rounds)
+    last = run.tokens[before + len(rounds) :]
+    matching = itertools.takewhile(lambda p: p[0] == p[1], zip(collector.sent, last, strict=False))
+    # The last token counts where the head had drafted it, and nothing after it does.
+    assert int(snapshot.accepted.sum()) == before + len(list(matching))
+    assert int(snapshot.drafted.sum()) <= sum(n for n, _ in run.verifications)
     assert run.snapshot.unresolved == 0
 
 
