@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import memmove
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -53,13 +54,14 @@ class Slot:
         self.n_past = 0
         self.id_last = -1
         self.draft: list[int] = []
+        self.failed = False
         self.n_steps = 0
         self.limit = 0
         self.reason = "n_max"
 
     def keep_row(self, address: int) -> None:
         """Copy the row at ``address`` before a decode overwrites it."""
-        ctypes.memmove(self.row, address, self.row_bytes)
+        memmove(self.row, address, self.row_bytes)
 
     def plan(self, n_max: int, n_min: int, room: int, budget: int | None) -> None:
         """Decide how far to draft; ``room`` is left in the context, ``budget`` to be generated.
@@ -68,6 +70,7 @@ class Slot:
         before it is cut, so it may have to grow past the cut.
         """
         self.draft = []
+        self.failed = False
         self.limit, self.reason = n_max, "n_max"
         if budget is not None and 0 < budget < self.limit:
             self.limit, self.reason = budget, "budget"
@@ -82,6 +85,9 @@ class Head:
     ``ns`` counts the nanoseconds spent in the head's decodes.
     """
 
+    # Positions from one draft step to the next, where a step decodes one token; else None.
+    _alone: int | None = 1
+
     def __init__(
         self,
         context: Context,
@@ -94,7 +100,9 @@ class Head:
         self.settings = settings
         self.n_max = settings.n_max
         self.ns = 0
+        self._n_logits = context.n_vocab
         self._n_vocab = n_vocab
+        self._p_min = settings.p_min
         self._collector = collector
         self._row_bytes = 4 * context.n_embd_out
         self._batch = Batch(capacity, n_embd=context.n_embd_out)
@@ -111,12 +119,11 @@ class Head:
         batch.clear()
         for slot, tokens, index in parts:
             here = batch.embd_address(batch.n_tokens)
-            for position, token in enumerate(tokens, slot.n_past):
-                batch.add(token, position, slot.seq, False)
-            ctypes.memmove(here, slot.row, row_bytes)
+            batch.extend(tokens, slot.n_past, slot.seq)
+            memmove(here, slot.row, row_bytes)
             if len(tokens) > 1:
                 source = rows + index * row_bytes
-                ctypes.memmove(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
+                memmove(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
         before = perf_counter_ns()
         self._follow(parts)
         self.ns += perf_counter_ns() - before
@@ -126,50 +133,82 @@ class Head:
 
     def draft(self, slots: Sequence[Slot]) -> None:
         """Fill ``slot.draft`` of every slot and tell the collector what was seen and sent."""
-        context, collector, row = self.context, self._collector, self._row
-        n_logits, n_vocab, p_min = context.n_vocab, self._n_vocab, self.settings.p_min
-        batch = self._batch
-        batch.clear()
         drafting = [slot for slot in slots if slot.n_steps]
+        if len(drafting) == 1 and self._alone is not None:
+            self._draft_alone(drafting[0], self._alone)
+        else:
+            self._draft_together(drafting)
+        self._forget(slots)
+        for slot in slots:
+            self._send(slot)
+
+    def _draft_alone(self, slot: Slot, stride: int) -> None:
+        """Draft for one slot, ``stride`` positions a step: this loop's own time shows."""
+        context, batch, see = self.context, self._batch, self._see
+        decode, logits_of, row_of = context.decode, context.logits_address, context.nextn_address
+        position, seq, n_steps, row_bytes = slot.n_past, slot.seq, slot.n_steps, self._row_bytes
+        embd, hidden, token = batch.embd_address(0), slot.row, slot.id_last
+        spent = 0
+        for step in range(n_steps):
+            batch.clear()
+            batch.add(token, position, seq, True)
+            memmove(embd, hidden, row_bytes)
+            before = perf_counter_ns()
+            decode(batch)
+            logits = logits_of(0)
+            spent += perf_counter_ns() - before
+            if not see(slot, step, logits):
+                break
+            token = slot.draft[-1]
+            position += stride
+            if step + 1 < n_steps:
+                hidden = row_of(0)
+        self.ns += spent
+
+    def _draft_together(self, drafting: list[Slot]) -> None:
+        """Draft for several slots, a step of all of them in one batch."""
+        context, batch = self.context, self._batch
+        batch.clear()
         outputs = [self._feed(slot, slot.id_last, slot.row) for slot in drafting]
-        failed: list[Slot] = []
         step = 0
         while drafting:
             before = perf_counter_ns()
             self._step(drafting, step)
-            logits = context.logits_address(outputs[0])
+            context.logits_address(outputs[0])  # waits for the step to end
             self.ns += perf_counter_ns() - before
             batch.clear()
             going, indices = [], []
             for slot, output in zip(drafting, outputs, strict=True):
-                if output != outputs[0]:
-                    logits = context.logits_address(output)
-                if collector is not None:
-                    row.read_at(logits, n_logits, n_vocab)
-                    collector.candidates_row(slot.seq, step, row)
-                else:
-                    row.best_at(logits, n_logits, n_vocab)
-                token = row.best
-                if token < 0:
-                    failed.append(slot)
-                elif row.p_top10 < p_min:
-                    if collector is not None:
-                        collector.stop(slot.seq, step)
-                else:
-                    slot.draft.append(token)
-                    if len(slot.draft) < slot.n_steps:
-                        indices.append(self._feed(slot, token, self._hidden(output, step)))
-                        going.append(slot)
+                seen = self._see(slot, step, context.logits_address(output))
+                if seen and len(slot.draft) < slot.n_steps:
+                    indices.append(self._feed(slot, slot.draft[-1], self._hidden(output, step)))
+                    going.append(slot)
             drafting, outputs = going, indices
             step += 1
-        self._forget(slots)
-        for slot in slots:
-            self._send(slot, slot in failed)
 
-    def _send(self, slot: Slot, failed: bool) -> None:
+    def _see(self, slot: Slot, step: int, logits: int) -> bool:
+        """Read a row of logits; True if its best token was drafted."""
+        collector, row = self._collector, self._row
+        if collector is not None:
+            row.read_at(logits, self._n_logits, self._n_vocab)
+            collector.candidates_row(slot.seq, step, row)
+        else:
+            row.best_at(logits, self._n_logits, self._n_vocab)
+        token = row.best
+        if token < 0:
+            slot.failed = True
+            return False
+        if self._p_min and row.p_top10 < self._p_min:
+            if collector is not None:
+                collector.stop(slot.seq, step)
+            return False
+        slot.draft.append(token)
+        return True
+
+    def _send(self, slot: Slot) -> None:
         """Throw away or cut the draft as llama.cpp does."""
         collector = self._collector
-        if failed:
+        if slot.failed:
             # No finite logit to draft from: the round says nothing about the head.
             slot.draft = []
             if collector is not None:
@@ -187,7 +226,7 @@ class Head:
         """Add the next step's input; return the batch index whose logits it will read."""
         batch = self._batch
         index = batch.add(token, slot.n_past + len(slot.draft), slot.seq, True)
-        ctypes.memmove(batch.embd_address(index), hidden, self._row_bytes)
+        memmove(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
     def _hidden(self, output: int, step: int) -> int:
@@ -220,6 +259,8 @@ class ChainHead(Head):
     Every decode chooses its block first.
     """
 
+    _alone = None
+
     def __init__(
         self,
         context: Context,
@@ -250,11 +291,11 @@ class ChainHead(Head):
             self._chains[slot.seq] = ctypes.create_string_buffer((self.n_max + 1) * row_bytes)
         chain = ctypes.addressof(self._chains[slot.seq])
         tokens = [slot.id_last, *slot.draft]
-        ctypes.memmove(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
+        memmove(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
         first = batch.n_tokens
         for i, one in enumerate(tokens):
             index = batch.add(one, slot.n_past + i, slot.seq, i == len(tokens) - 1)
-        ctypes.memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
+        memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
         return index
 
     def _hidden(self, output: int, step: int) -> int:
@@ -271,6 +312,8 @@ class ChainHead(Head):
 class SharedHead(Head):
     """A head that attends to the target's own cells, all draft steps at position ``n_past``."""
 
+    _alone = 0
+
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
         """Do nothing: the target's cells are the head's."""
 
@@ -284,7 +327,7 @@ class SharedHead(Head):
     def _feed(self, slot: Slot, token: int, hidden: int) -> int:
         batch = self._batch
         index = batch.add(token, slot.n_past, slot.seq, True)
-        ctypes.memmove(batch.embd_address(index), hidden, self._row_bytes)
+        memmove(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
     def _forget(self, slots: Sequence[Slot]) -> None:

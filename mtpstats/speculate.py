@@ -401,11 +401,12 @@ class Speculator:
             text.index = batch.n_tokens
             sent = text.sent
             batch.extend(sent, text.n_past, text.seq, "all")
-            filling = [text.id_last] * (text.n_rows - len(sent))
-            batch.extend(filling, text.n_past + len(sent), text.seq)
+            if len(sent) < text.n_rows:
+                filling = [text.id_last] * (text.n_rows - len(sent))
+                batch.extend(filling, text.n_past + len(sent), text.seq)
         before = perf_counter_ns()
         target.decode(batch)
-        target.synchronize()
+        target.logits_address(group[0].index)  # waits for the pass to end
         self._target_ns += perf_counter_ns() - before
         if head is not None:
             parts = [(text, text.sent, text.index) for text in group]

@@ -137,6 +137,9 @@ class Sequences:
         elif tail and self._recurrent:
             self._pending[seq] = end - p0
             self._room.pop(seq, None)
+        elif tail:
+            self._next[seq] = max(p0, 0)
+            return
         self._next[seq] = self._fn.llama_memory_seq_pos_max(self._memory, seq) + 1
 
     def rollback_room(self, seq: int = 0) -> int:
