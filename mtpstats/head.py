@@ -174,13 +174,12 @@ class Head:
         while drafting:
             before = perf_counter_ns()
             self._step(drafting, step)
-            context.logits_address(outputs[0])  # waits for the step to end
+            rows = [context.logits_address(output) for output in outputs]  # waits for the step
             self.ns += perf_counter_ns() - before
             batch.clear()
             going, indices = [], []
-            for slot, output in zip(drafting, outputs, strict=True):
-                seen = self._see(slot, step, context.logits_address(output))
-                if seen and len(slot.draft) < slot.n_steps:
+            for slot, output, logits in zip(drafting, outputs, rows, strict=True):
+                if self._see(slot, step, logits) and len(slot.draft) < slot.n_steps:
                     indices.append(self._feed(slot, slot.draft[-1], self._hidden(output, step)))
                     going.append(slot)
             drafting, outputs = going, indices
