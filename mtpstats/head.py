@@ -144,15 +144,13 @@ class Head:
 
     def _draft_alone(self, slot: Slot, stride: int) -> None:
         """Draft for one slot, ``stride`` positions a step: this loop's own time shows."""
-        context, batch, see = self.context, self._batch, self._see
+        context, batch, see, fill = self.context, self._batch, self._see, self._batch.set_single
         decode, logits_of, row_of = context.decode, context.logits_address, context.nextn_address
-        position, seq, n_steps, row_bytes = slot.n_past, slot.seq, slot.n_steps, self._row_bytes
-        embd, hidden, token = batch.embd_address(0), slot.row, slot.id_last
+        position, seq, n_steps = slot.n_past, slot.seq, slot.n_steps
+        hidden, token = slot.row, slot.id_last
         spent = 0
         for step in range(n_steps):
-            batch.clear()
-            batch.add(token, position, seq, True)
-            memmove(embd, hidden, row_bytes)
+            fill(token, position, seq, hidden)
             before = perf_counter_ns()
             decode(batch)
             logits = logits_of(0)

@@ -65,10 +65,14 @@ class Batch:
         self._struct: Any = None
         for i in range(capacity):
             self._n_seq_id[i] = 1
+        self.n_tokens, self.coupled = 0, False
         self.clear()
 
     def clear(self) -> None:
         """Empty the batch; rows keep their old content until they are set."""
+        if self.coupled:
+            for i in range(self.n_tokens):
+                self._n_seq_id[i] = 1
         self.n_tokens = 0
         # sequence -> [first position, last position]
         self.spans: dict[int, list[int]] = {}
@@ -109,6 +113,21 @@ class Batch:
             self.max_token = token
         self.n_tokens = i + 1
         return i
+
+    def set_single(self, token: int, pos: int, seq: int, row: int) -> None:
+        """Hold one token with logits asked for and the row at address ``row``: a draft step.
+
+        The same as ``clear``, ``add`` and ``set_rows``, at a third of their time. The address is
+        trusted. Raises InputError as ``add`` does.
+        """
+        if token < 0 or pos < 0 or pos > _MAX_POS or seq < 0 or not self._embd:
+            raise InputError(f"token {token} at position {pos} of sequence {seq}: out of range")
+        self._token[0], self._pos[0], self._seq[0], self._output[0] = token, pos, seq, 1
+        if self.coupled:
+            self.clear()
+        self.spans, self.outputs = {seq: [pos, pos]}, {0}
+        self.max_token, self.n_tokens = token, 1
+        ctypes.memmove(self._embd, row, self._row_bytes)
 
     def _add_general(self, token: int, pos: int, seq: Any, output: bool) -> int:
         try:

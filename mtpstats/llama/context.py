@@ -246,7 +246,8 @@ class Context(Sequences):
         """
         if i not in self._outputs or i >= self._n_decoded or self._handle.ptr is None:
             self._no_row("logits", i)
-        return self._logits_ith(self._handle.ptr, i)  # type: ignore[no-any-return]
+        address: int | None = self._logits_ith(self._handle.ptr, i)
+        return address or self._no_row("logits", i)
 
     def logits(self, i: int) -> NDArray[np.float32]:
         """Logits of token ``i`` of the last batch as a view, float32[n_vocab].
@@ -278,7 +279,8 @@ class Context(Sequences):
             or self._handle.ptr is None
         ):
             self._no_row("hidden row", i)
-        return self._nextn_ith(self._handle.ptr, i)  # type: ignore[no-any-return]
+        address: int | None = self._nextn_ith(self._handle.ptr, i)
+        return address or self._no_row("hidden row", i)
 
     def nextn_rows_address(self) -> int:
         """Address of all hidden rows of the last batch, float32[n_tokens, n_embd_out].

@@ -92,7 +92,7 @@ _REQUIRED: list[tuple[str, list[Any], Any, str | None]] = [
     ("llama_synchronize", [_P], None, None),
     ("llama_decode", [_P, _BATCH], _I, "decode"),
     # float * llama_get_logits_ith(llama_context *, int32_t i)
-    ("llama_get_logits_ith", [_P, _I], _P, "row"),
+    ("llama_get_logits_ith", [_P, _I], _P, None),  # NULL: Context, several times a step
     # void llama_set_abort_callback(llama_context *, ggml_abort_callback, void * user_data)
     ("llama_set_abort_callback", [_P, _P, _P], None, None),
     # memory
@@ -109,7 +109,7 @@ _REQUIRED: list[tuple[str, list[Any], Any, str | None]] = [
     # void llama_set_embeddings_nextn(llama_context *, bool value, bool masked)
     ("llama_set_embeddings_nextn", [_P, _B, _B], None, None),
     ("llama_get_embeddings_nextn", [_P], _P, "row"),
-    ("llama_get_embeddings_nextn_ith", [_P, _I], _P, "row"),
+    ("llama_get_embeddings_nextn_ith", [_P, _I], _P, None),
 ]  # fmt: skip
 
 # Absent from some versions; calling one that is absent raises AbiMismatch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -466,3 +467,51 @@ def test_a_head_of_another_width_or_vocabulary(lib: Library, tiny: Tiny, attenti
                 Context(other, mtp=True, other=target, n_threads=1)
         with pytest.raises(InputError, match="`other`"):
             Context(attention, other=target, n_threads=1)
+
+
+# -- what a batch holds, read back from the structure llama.cpp gets -------------------------------
+
+
+def held(lib: Library, batch: Batch) -> list[tuple[int, int, list[int], int]]:
+    """(token, position, sequences, output) of every token."""
+    struct = batch.struct(lib.structs["llama_batch"])
+    ints = ctypes.POINTER(ctypes.c_int32)
+    token, pos, n_seq = (
+        ctypes.cast(getattr(struct, f), ints) for f in ("token", "pos", "n_seq_id")
+    )
+    seqs = ctypes.cast(struct.seq_id, ctypes.POINTER(ints))
+    output = ctypes.cast(struct.logits, ctypes.POINTER(ctypes.c_int8))
+    return [
+        (token[i], pos[i], [seqs[i][k] for k in range(n_seq[i])], output[i])
+        for i in range(struct.n_tokens)
+    ]
+
+
+def test_a_cleared_batch_forgets_that_tokens_were_shared(lib: Library) -> None:
+    batch = Batch(4, n_seq_max=2)
+    batch.add(7, 0, (0, 1))
+    batch.add(8, 1, (0, 1), True)
+    assert held(lib, batch) == [(7, 0, [0, 1], 0), (8, 1, [0, 1], 1)]
+    batch.clear()
+    batch.add(9, 5, 1, True)
+    assert held(lib, batch) == [(9, 5, [1], 1)]
+
+
+def test_a_draft_step_is_the_same_as_its_parts(lib: Library) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    parts, single = (Batch(4, n_embd=3, n_seq_max=2) for _ in range(2))
+    for batch in (parts, single):
+        batch.add(1, 0, (0, 1), True)
+        batch.add(2, 1, 0)
+    parts.clear()
+    parts.add(6, 9, 1, True)
+    parts.set_rows(0, rows[1].ctypes.data)
+    single.set_single(6, 9, 1, rows[1].ctypes.data)
+    assert held(lib, single) == held(lib, parts) == [(6, 9, [1], 1)]
+    assert single.rows()[0].tolist() == parts.rows()[0].tolist() == [3, 4, 5]
+    assert (single.spans, single.outputs, single.max_token) == ({1: [9, 9]}, {0}, 6)
+    for bad in ((-1, 0, 0), (1, -1, 0), (1, 0, -1), (1, 2**31 - 1, 0)):
+        with pytest.raises(InputError):
+            single.set_single(*bad, rows[0].ctypes.data)
+    with pytest.raises(InputError):
+        Batch(2).set_single(1, 0, 0, rows[0].ctypes.data)
