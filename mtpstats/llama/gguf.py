@@ -234,12 +234,17 @@ class _Reader:
         return elements // per_block * block_bytes
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    # Opening a pipe that nobody writes to would wait for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read(path: str | os.PathLike[str]) -> Gguf:
     """Read the header of one GGUF file. Raises ModelError saying what is wrong with it."""
     path = Path(path)
     shown = printable(str(path))
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise ModelError(f"{shown}: not a regular file")

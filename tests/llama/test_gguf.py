@@ -128,8 +128,10 @@ def test_not_a_regular_file(tmp_path: Path) -> None:
         gguf.read(tmp_path / "missing.gguf")
     with pytest.raises(ModelError):
         gguf.read(tmp_path)
-    with pytest.raises(ModelError, match="not a regular file"):
-        gguf.read("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(ModelError, match="not a regular file"):
+            gguf.read(path)
 
 
 def test_every_truncation_of_the_header_is_refused(small: Path, tmp_path: Path) -> None:
