@@ -7,6 +7,7 @@ import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -268,6 +269,19 @@ def test_truncated_model_is_one_line_and_2(tmp_path):
     data = builtin_model().read_bytes()
     path.write_bytes(data[: len(data) // 2])
     assert "truncated" in error_line(mtpstats("bench", "-m", path, "-p", "x"), 2)
+
+
+def test_an_assertion_of_llama_cpp_is_one_line_and_1(tmp_path):
+    path = tmp_path / "odd.gguf"
+    data = bytearray(builtin_model().read_bytes())
+    # The header is sound, and only the graph's operators would know better.
+    key = b"qwen35.attention.layer_norm_rms_epsilon" + struct.pack("<I", 6)
+    at = data.index(key) + len(key)
+    data[at : at + 4] = struct.pack("<f", -1.0)
+    path.write_bytes(data)
+    line = error_line(mtpstats("bench", "-p", "x", "-m", path), 1)
+    assert "GGML_ASSERT(eps >= 0.0f) failed" in line
+    assert "/" not in line
 
 
 def test_directory_as_model_is_one_line_and_2(tmp_path):
