@@ -220,7 +220,8 @@ def test_verbose_shows_llama_cpps_log():
     assert done.stderr.count(b"llama.cpp ") > 20
 
 
-def test_interrupt_keeps_what_was_finished(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_keeps_what_was_finished(tmp_path, sent):
     path = tmp_path / "r.json"
     process = subprocess.Popen(
         [*COMMAND, "bench", "-n", "300", "-t", "1", "--json", "-o", path, "--stream"],
@@ -232,7 +233,7 @@ def test_interrupt_keeps_what_was_finished(tmp_path):
     # The second prompt has begun: the first one is finished.
     while seen.count(b"--- ") < 2 and time.monotonic() < deadline:
         seen += os.read(process.stderr.fileno(), 1 << 16)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     result = json.loads(out)

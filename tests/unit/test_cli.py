@@ -638,6 +638,41 @@ def test_full_disk_under_standard_output_is_one_line():
     assert b"No space left" in done.stderr
 
 
+CTRL_C = "import signal; signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [
+        # while the command line is still being imported
+        (f"sys.modules.pop('click', 0); sys.addaudithook(lambda event, args: exec({CTRL_C!r}) "
+         "if event == 'import' and args[0] == 'click' else None)", 130),
+        # in a dataclass in the making: CPython would die of SIGINT at its end
+        (f"from mtpstats import cli; cli.cli.make_context = lambda *args: exec({CTRL_C!r})", 130),
+        # in the error's own line
+        ("from mtpstats import cli; cli.cli.make_context = None; "
+         f"cli._failed = lambda *args: exec({CTRL_C!r})", 130),
+        # when everything is done
+        (f"import atexit; atexit.register(lambda: exec({CTRL_C!r}))", 0),
+    ],
+)  # fmt: skip
+def test_ctrl_c_at_odd_moments_is_at_most_one_line(when, code, tmp_path):
+    (tmp_path / "driver.py").write_text(
+        f"import sys; sys.argv[1:] = ['--version']\n{when}\n"
+        "from mtpstats.__main__ import run\nrun()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "driver"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(mtpstats.__file__).parents[1])},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert done.stderr == (b"mtpstats: error: interrupted\n" if code else b"")
+
+
 def test_closed_streams_do_not_matter():
     closed = 'exec "$0" -m mtpstats --version <&- >&- 2>&-'
     done = subprocess.run(["sh", "-c", closed, sys.executable], check=False, timeout=60)
