@@ -298,8 +298,11 @@ def test_prompt_longer_than_the_context_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "args",
-    [("-n", "many"), ("--nonsense",), ("-c", "100000000"), ("-ub", "4"), ("-ctv", "q9_9")],
-)
+    [
+        ("-n", "many"), ("--nonsense",), ("-c", "100000000"), ("-ub", "4"), ("-ctv", "q9_9"),
+        ("-ctv", "q8_0", "-fa", "off"),
+    ],
+)  # fmt: skip
 def test_bad_flags_are_one_line_and_2(args):
     error_line(mtpstats("bench", "-p", "x", *args), 2)
 
