@@ -284,6 +284,11 @@ def read_model(path: str | os.PathLike[str]) -> ModelHeader:
     nextn = header.hparam("nextn_predict_layers")
     if nextn is not None and not 0 <= nextn <= (layers or 0):
         refuse(f"{nextn} NextN blocks among {layers} layers")
+    if f"{arch}.rope.dimension_sections" in first.metadata and (
+        header.hparam("rope.dimension_count") == 0
+    ):
+        # ggml's loop over the sections would never end, and nothing can interrupt it.
+        refuse("rotary sections of no dimension")
     return header
 
 
