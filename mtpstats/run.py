@@ -139,13 +139,18 @@ class LlamaEngine:
         settings: BenchSettings,
         tell: Callable[[Progress], None],
         on_log: Callable[[str, str], None] | None = None,
+        on_abort: Callable[[str], None] | None = None,
     ) -> None:
-        """Load library and model; ``on_log`` receives (level, line) of llama.cpp's log."""
+        """Load library and model; ``on_log`` receives (level, line) of llama.cpp's log.
+
+        ``on_abort`` is ``Library.on_abort``'s listener.
+        """
         from mtpstats import llama
 
         self._settings = settings
         self._library = llama.load()
         self._library.verbose(on_log)
+        self._library.on_abort(on_abort)
         self._model = llama.Model(
             self._library,
             settings.model,
@@ -194,6 +199,7 @@ class LlamaEngine:
         """See :class:`Engine`."""
         self._model.close()
         self._library.verbose(None)
+        self._library.on_abort(None)
 
 
 def bench(
@@ -204,13 +210,15 @@ def bench(
     on_stats: Callable[[Snapshot], None] | None = None,
     on_text: Callable[[Prompt, bytes], None] | None = None,
     on_log: Callable[[str, str], None] | None = None,
+    on_abort: Callable[[str], None] | None = None,
     command: Sequence[str] = (),
     engine: Callable[..., Engine] = LlamaEngine,
 ) -> dict[str, Any]:
     """Run every prompt, one after another, and return the result (DESIGN section 6).
 
     ``on_stats`` hears the statistics of the run so far every ``settings.stats_every``
-    verifications, ``on_text`` the text as it is made. Raises ``InputError`` for prompts that do
+    verifications, ``on_text`` the text as it is made, ``on_abort`` why llama.cpp is about to abort
+    the process. Raises ``InputError`` for prompts that do
     not fit, before anything is generated, and :class:`BenchStopped`, which carries the
     finished prompts, when the user or an error stops the run.
     """
@@ -221,7 +229,7 @@ def bench(
         settings = replace(settings, sampling=drawn)
     tell = on_progress or _silent
     with ExitStack() as stack:
-        loaded = engine(settings, tell, on_log)
+        loaded = engine(settings, tell, on_log, on_abort)
         stack.callback(loaded.close)
         tokens = _tokens(loaded, prompts)
         n_ctx = _context_size(settings, loaded.n_ctx_train, tokens)

@@ -23,6 +23,8 @@ COMMANDS = {
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
+MAX_LINE = 2000
+
 EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
@@ -94,7 +96,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _failed("not enough memory", 1)
     except OSError as error:
-        return _failed(str(error), 1)
+        return _failed(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except Exception as error:
         kind = type(error).__name__
         return _failed(f"unexpected {kind}: {error} (MTPSTATS_TRACEBACK=1 shows where)", 1)
@@ -106,7 +108,10 @@ def _failed(message: str, code: int) -> int:
     try:
         if os.environ.get("MTPSTATS_TRACEBACK") == "1":
             traceback.print_exc()
-        streams.to_stderr(f"mtpstats: error: {printable(' '.join(message.split()))}\n")
+        line = printable(" ".join(message.split()))
+        if len(line) > MAX_LINE:  # a name of any length may be in it
+            line = f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+        streams.to_stderr(f"mtpstats: error: {line}\n")
     except OSError:
         pass
     streams.discard()

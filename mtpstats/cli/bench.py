@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import options
-from mtpstats.cli.streams import show_log, to_stderr, to_stdout
+from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.errors import InputError, MtpStatsError
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ def command(
         line.clear()
         to_stderr(compact(snapshot) + "\n")
 
+    def on_abort(text: str) -> None:
+        line.clear()
+        last_words(text)
+
     try:
         result = runs.bench(
             settings,
@@ -77,6 +81,7 @@ def command(
             on_stats=on_stats if settings.stats_every else None,
             on_text=stream,
             on_log=show_log if log.verbose else None,
+            on_abort=on_abort,
             command=["mtpstats", *sys.argv[1:]],
         )
     except runs.BenchStopped as stop:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mtpstats.cli import options
-from mtpstats.cli.streams import show_log, to_stdout
+from mtpstats.cli.streams import last_words, show_log, to_stdout
 from mtpstats.text import printable
 
 EXAMPLES = """\
@@ -46,6 +46,8 @@ def command(model: options.ModelFile, output: options.JsonOption, log: options.L
     record, lib = describe.installation()
     if lib is not None and log.verbose:
         lib.verbose(show_log)
+    if lib is not None:
+        lib.on_abort(last_words)
     if model.model is not None:
         line = ProgressLine(None if log.verbose else sys.stderr)
         try:

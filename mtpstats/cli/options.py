@@ -104,8 +104,17 @@ def _option(*names: str, **settings: Any) -> Any:
     return field(metadata={"names": names, "settings": settings})
 
 
+class _File(click.Path):
+    """A path. An empty one, of a variable that was not set, would be the current directory."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "":
+            self.fail("the file name is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _file(**kinds: bool) -> click.Path:
-    return click.Path(path_type=Path, **kinds)
+    return _File(path_type=Path, **kinds)
 
 
 def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import NoReturn
 
 from mtpstats.text import printable
 
@@ -43,6 +45,18 @@ def to_stderr(text: str) -> None:
 def show_log(level: str, line: str) -> None:
     """Write one line of llama.cpp's log."""
     to_stderr(f"llama.cpp {level}: {printable(line)}\n")
+
+
+def last_words(text: str) -> NoReturn:
+    """End the process with llama.cpp's reason as one plain line; nothing more can run after it."""
+    where = text.rsplit("/", 1)[-1].strip()
+    message = (
+        f"mtpstats: error: llama.cpp gave up ({where}): a damaged model, too little memory, or an "
+        "error of its own; nothing was written\n"
+    )
+    with contextlib.suppress(OSError):
+        to_stderr(message)
+    os._exit(1)
 
 
 def flush() -> None:

@@ -22,6 +22,9 @@ _BATCH, _MODEL_PARAMS, _CONTEXT_PARAMS = "llama_batch", "llama_model_params", "l
 # bool (*)(float progress, void * user_data): false stops the loading of a model
 PROGRESS = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 
+# void (*)(const char * error_message): hears of a failed assertion before the process is aborted
+ABORT = ctypes.CFUNCTYPE(None, c_char_p)
+
 # (name, argument types, result type, checker). A string stands for a structure of the manifest.
 _REQUIRED: list[tuple[str, list[Any], Any, str | None]] = [
     # library
@@ -115,6 +118,8 @@ _REQUIRED: list[tuple[str, list[Any], Any, str | None]] = [
 # Absent from some versions; calling one that is absent raises AbiMismatch.
 _OPTIONAL: list[tuple[str, list[Any], Any, str | None]] = [
     ("llama_version", [], _S, None),
+    # ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t)
+    ("ggml_set_abort_callback", [_P], _P, None),
     ("llama_ftype_name", [_I], _S, None),
     ("llama_model_ftype", [_P], _I, None),
     ("llama_n_ctx_seq", [_P], _U, None),

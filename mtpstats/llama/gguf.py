@@ -234,12 +234,17 @@ class _Reader:
         return elements // per_block * block_bytes
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    # Opening a pipe that nobody writes to would wait for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read(path: str | os.PathLike[str]) -> Gguf:
     """Read the header of one GGUF file. Raises ModelError saying what is wrong with it."""
     path = Path(path)
     shown = printable(str(path))
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise ModelError(f"{shown}: not a regular file")
@@ -279,6 +284,11 @@ def read_model(path: str | os.PathLike[str]) -> ModelHeader:
     nextn = header.hparam("nextn_predict_layers")
     if nextn is not None and not 0 <= nextn <= (layers or 0):
         refuse(f"{nextn} NextN blocks among {layers} layers")
+    if f"{arch}.rope.dimension_sections" in first.metadata and (
+        header.hparam("rope.dimension_count") == 0
+    ):
+        # ggml's loop over the sections would never end, and nothing can interrupt it.
+        refuse("rotary sections of no dimension")
     return header
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from mtpstats.text import printable
 SCHEMA = "mtpstats.abi/1"
 MANIFEST = "abi.json"
 _LARGEST_MANIFEST = 1 << 20
+# Without a leading underscore, which would be a name of ctypes' own.
+_C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def builds_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory ``build_llama.sh`` installs to."""
     if environ.get("MTPSTATS_BUILDS"):
         return Path(environ["MTPSTATS_BUILDS"])
-    data = environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    # Unlike Path.home() it stays "~" for a user without a home, as in some containers.
+    data = environ.get("XDG_DATA_HOME") or Path(os.path.expanduser("~"), ".local", "share")
     return Path(data) / "mtpstats" / "builds"
 
 
@@ -95,11 +99,18 @@ def read(prefix: Path) -> Build:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LibraryNotFound(f"{shown}: {error.strerror}; run ./build_llama.sh") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AbiMismatch(f"{shown}: not a JSON manifest; rebuild with ./build_llama.sh") from None
     _check_form(manifest, shown)
     library = prefix / str(manifest["library"])
     return Build(str(manifest.get("key", prefix.name)), prefix, library, manifest)
+
+
+def _plain(name: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_form(manifest: Any, shown: str) -> None:
@@ -112,11 +123,23 @@ def _check_form(manifest: Any, shown: str) -> None:
     for name, kind in (("library", str), ("structs", dict), ("symbols", dict), ("files", dict)):
         if not isinstance(manifest.get(name), kind):
             raise refuse(f"'{name}' is missing or of the wrong kind")
+    if not isinstance(manifest.get("source", {}), dict):
+        raise refuse("'source' is of the wrong kind")
+    if not isinstance(manifest.get("cmake_args", []), list):
+        raise refuse("'cmake_args' is of the wrong kind")
+    for name in ("symbols", "files"):
+        if not all(isinstance(value, str) for value in manifest[name].values()):
+            raise refuse(f"'{name}' holds something that is no text")
+    # What no file and no C name can hold; the system's calls would raise ValueError.
+    if not all(map(_plain, (manifest["library"], *manifest["files"]))):
+        raise refuse("a file's name in it cannot be one")
     for name, layout in manifest["structs"].items():
         fields = layout.get("fields") if isinstance(layout, dict) else None
         if not isinstance(fields, dict) or not isinstance(layout.get("size"), int):
             raise refuse(f"structs.{printable(name)} has no size and fields")
         for field, place in fields.items():
+            if not _C_NAME.fullmatch(field):
+                raise refuse(f"structs.{printable(name)}.{printable(field)} is no field's name")
             if not (
                 isinstance(place, list) and len(place) == 2 and all(type(n) is int for n in place)
             ):

@@ -1,4 +1,4 @@
-"""Ctrl-C during a C call that calls back into Python."""
+"""Ctrl-C, or a request to end, during a C call that calls back into Python."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
 
 class DeferredInterrupt:
-    """Holds SIGINT back while a C function runs that calls Python; delivers it afterwards.
+    """Holds signals back while a C function runs that calls Python; delivers it afterwards.
 
     An exception raised inside a callback cannot pass through C: ctypes prints and drops it, and
     Python may raise KeyboardInterrupt before the callback's first line. ``pending`` tells a
@@ -20,19 +24,20 @@ class DeferredInterrupt:
     def __init__(self) -> None:
         """Nothing is changed before ``__enter__``."""
         self.pending = False
-        self._previous: Any = None
-        self._frame: FrameType | None = None
+        self._previous: dict[int, Any] = {}
+        self._came: tuple[int, FrameType | None] = (0, None)
 
-    def _note(self, _signal: int, frame: FrameType | None) -> None:
-        self.pending, self._frame = True, frame
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.pending, self._came = True, (number, frame)
 
     def __enter__(self) -> DeferredInterrupt:
-        """Take over SIGINT, if a Python handler has it."""
+        """Take over the signals that a Python handler has."""
         if threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
-            if callable(previous):
-                self._previous = previous
-                signal.signal(signal.SIGINT, self._note)
+            for number in _SIGNALS:
+                previous = signal.getsignal(number)
+                if callable(previous):
+                    self._previous[number] = previous
+                    signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -41,8 +46,9 @@ class DeferredInterrupt:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Give SIGINT back; a signal that came meanwhile is handled now."""
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            if self.pending:
-                self._previous(signal.SIGINT, self._frame)
+        """Give them back; one that came meanwhile is handled now, the last if several did."""
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        if self.pending:
+            number, frame = self._came
+            self._previous[number](number, frame)

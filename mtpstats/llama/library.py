@@ -15,6 +15,7 @@ from typing import Any
 
 from mtpstats.errors import AbiMismatch, LibraryNotFound
 from mtpstats.llama import functions, installed, structs
+from mtpstats.llama.functions import ABORT
 from mtpstats.llama.log import CALLBACK, LEVELS, Log
 from mtpstats.text import printable
 
@@ -144,6 +145,17 @@ class Library:
             self.log.listener = None
         else:
             self.log.listener = lambda level, line: listener(LEVELS.get(level, "info"), line)
+
+    def on_abort(self, listener: Callable[[str], None] | None) -> None:
+        """Tell ``listener`` what failed inside llama.cpp; the process is aborted afterwards.
+
+        It is called on any thread, and should end the process its own way. None: llama.cpp prints
+        it. Does nothing with versions that have no such callback.
+        """
+        if not self.fn.has("ggml_set_abort_callback"):
+            return
+        self._abort = ABORT(lambda text: listener(printable(text))) if listener else ABORT()
+        self.fn.ggml_set_abort_callback(ctypes.cast(self._abort, ctypes.c_void_p))
 
     def __repr__(self) -> str:
         """Path and version."""

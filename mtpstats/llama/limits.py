@@ -19,6 +19,7 @@ CACHE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6,
     "q5_1": 7,
 }  # fmt: skip
+_FLOATS = [CACHE_TYPES[name] for name in ("f32", "f16", "bf16")]
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -55,9 +56,12 @@ def check_settings(model: Model, fields: Mapping[str, Any], beyond_training: boo
     n_ubatch, snapshots = min(n_batch, fields["n_ubatch"]), fields["n_rs_seq"]
     if snapshots and (model.is_hybrid or model.is_recurrent) and snapshots + 1 >= n_ubatch:
         raise InputError(
-            f"n_ubatch is {n_ubatch}; drafts of up to {snapshots} tokens need more than "
-            f"{snapshots + 1} on {model.arch}"
+            f"n_ubatch is {n_ubatch}, the least of it, n_batch and n_ctx; drafts of up to "
+            f"{snapshots} tokens need more than {snapshots + 1} on {model.arch}: raise it or draft "
+            "less"
         )
+    if fields["type_v"] not in _FLOATS and fields["flash_attn_type"] == FLASH_ATTN["off"]:
+        raise InputError("a quantised V cache needs flash attention: turn it on or choose f16")
 
 
 def check_mtp(model: Model, n_rs_seq: int, target: Model | None) -> None:

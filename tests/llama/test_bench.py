@@ -7,6 +7,7 @@ import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -219,7 +220,8 @@ def test_verbose_shows_llama_cpps_log():
     assert done.stderr.count(b"llama.cpp ") > 20
 
 
-def test_interrupt_keeps_what_was_finished(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_keeps_what_was_finished(tmp_path, sent):
     path = tmp_path / "r.json"
     process = subprocess.Popen(
         [*COMMAND, "bench", "-n", "300", "-t", "1", "--json", "-o", path, "--stream"],
@@ -231,7 +233,7 @@ def test_interrupt_keeps_what_was_finished(tmp_path):
     # The second prompt has begun: the first one is finished.
     while seen.count(b"--- ") < 2 and time.monotonic() < deadline:
         seen += os.read(process.stderr.fileno(), 1 << 16)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     result = json.loads(out)
@@ -270,6 +272,19 @@ def test_truncated_model_is_one_line_and_2(tmp_path):
     assert "truncated" in error_line(mtpstats("bench", "-m", path, "-p", "x"), 2)
 
 
+def test_an_assertion_of_llama_cpp_is_one_line_and_1(tmp_path):
+    path = tmp_path / "odd.gguf"
+    data = bytearray(builtin_model().read_bytes())
+    # The header is sound, and only the graph's operators would know better.
+    key = b"qwen35.attention.layer_norm_rms_epsilon" + struct.pack("<I", 6)
+    at = data.index(key) + len(key)
+    data[at : at + 4] = struct.pack("<f", -1.0)
+    path.write_bytes(data)
+    line = error_line(mtpstats("bench", "-p", "x", "-m", path), 1)
+    assert "GGML_ASSERT(eps >= 0.0f) failed" in line
+    assert "/" not in line
+
+
 def test_directory_as_model_is_one_line_and_2(tmp_path):
     error_line(mtpstats("bench", "-m", tmp_path, "-p", "x"), 2)
 
@@ -283,8 +298,11 @@ def test_prompt_longer_than_the_context_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "args",
-    [("-n", "many"), ("--nonsense",), ("-c", "100000000"), ("-ub", "4"), ("-ctv", "q9_9")],
-)
+    [
+        ("-n", "many"), ("--nonsense",), ("-c", "100000000"), ("-ub", "4"), ("-ctv", "q9_9"),
+        ("-ctv", "q8_0", "-fa", "off"),
+    ],
+)  # fmt: skip
 def test_bad_flags_are_one_line_and_2(args):
     error_line(mtpstats("bench", "-p", "x", *args), 2)
 

@@ -128,8 +128,10 @@ def test_not_a_regular_file(tmp_path: Path) -> None:
         gguf.read(tmp_path / "missing.gguf")
     with pytest.raises(ModelError):
         gguf.read(tmp_path)
-    with pytest.raises(ModelError, match="not a regular file"):
-        gguf.read("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(ModelError, match="not a regular file"):
+            gguf.read(path)
 
 
 def test_every_truncation_of_the_header_is_refused(small: Path, tmp_path: Path) -> None:
@@ -183,6 +185,8 @@ def test_model_checks(tmp_path: Path) -> None:
     refuse([ARCH, count(b"block_count", 0)], "0 layers")
     refuse([ARCH, count(b"block_count", 513)], "513 layers")
     refuse([ARCH, count(b"block_count", 2), count(b"nextn_predict_layers", 3)], "3 NextN blocks")
+    sections = key(b"llama.rope.dimension_sections", 9, struct.pack("<IQ2i", 5, 2, 4, 4))
+    refuse([ARCH, sections, count(b"rope.dimension_count", 0)], "rotary sections of no dimension")
 
 
 def test_split_files_are_read_together(small: Path, tmp_path: Path) -> None:

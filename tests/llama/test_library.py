@@ -241,6 +241,60 @@ def test_a_bad_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> 
         load(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000])
+def test_a_manifest_json_cannot_be_read_from_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "abi.json").write_text(text)
+    with pytest.raises(AbiMismatch, match=r"abi\.json: not a JSON manifest"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 5, True, 1.5, [["a"]], {"a": {}}, "text"])
+@pytest.mark.parametrize(
+    ("place", "right"),
+    [
+        ("source", dict), ("cmake_args", list), ("library", str), ("structs", None),
+        ("symbols", None), ("files", None), ("symbols.x", str), ("files.x", str),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_in_the_manifest_is_refused(
+    altered: Callable[..., Path], place: str, right: type | None, value: Any
+) -> None:
+    name, _, key = place.partition(".")
+
+    def change(manifest: Manifest) -> None:
+        (manifest[name] if key else manifest)[key or name] = value
+
+    if type(value) is right:
+        assert installed.read(altered(change)).flags
+    else:
+        with pytest.raises(AbiMismatch, match=name):
+            load(altered(change))
+
+
+@pytest.mark.parametrize("name", ["lib/a\0b", "lib/\ud800"])
+def test_a_file_name_that_cannot_be_one_is_refused(altered: Callable[..., Path], name: str) -> None:
+    for change in (
+        lambda manifest: manifest["files"].update({name: "00"}),
+        lambda manifest: manifest.update(library=name),
+    ):
+        with pytest.raises(AbiMismatch, match="a file's name"):
+            load(altered(change))
+
+
+@pytest.mark.parametrize("name", ["_fields_", "_pack_", "\ud800", "a b", "", "\x1b[31m"])
+def test_a_field_that_no_c_compiler_could_have_is_refused(
+    altered: Callable[..., Path], name: str
+) -> None:
+    def change(manifest: Manifest) -> None:
+        layout = manifest["structs"]["llama_batch"]
+        layout["fields"][name] = [layout["size"], 8]
+        layout["size"] += 8
+
+    with pytest.raises(AbiMismatch, match="is no field's name") as raised:
+        load(altered(change))
+    assert str(raised.value).isprintable()
+
+
 def test_the_error_lists_every_place_tried(tmp_path: Path) -> None:
     environ = {"MTPSTATS_BUILDS": str(tmp_path / "nothing")}
     with pytest.raises(LibraryNotFound) as raised:
@@ -279,6 +333,14 @@ def test_builds_dir_follows_the_environment() -> None:
     assert installed.builds_dir({"XDG_DATA_HOME": "/x"}) == Path("/x/mtpstats/builds")
     home = Path.home() / ".local/share/mtpstats/builds"
     assert installed.builds_dir({}) == home
+
+
+def test_a_user_without_a_home_has_no_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does then
+    environ: dict[str, str] = {}
+    assert builds(environ) == []
+    with pytest.raises(LibraryNotFound, match=r"~/\.local/share/mtpstats/builds"):
+        installed.locate(None, environ)
 
 
 def test_importing_loads_nothing(lib: Library) -> None:

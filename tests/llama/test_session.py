@@ -385,7 +385,7 @@ def test_the_target_takes_no_rows_and_the_head_needs_them(either: Model) -> None
         ({"flash_attn": "yes"}, "flash_attn is yes; use one of auto, off, on"),
         ({"type_k": "q3_k"}, "type_k is q3_k"),
         ({"mtp": True}, "needs the target's context"),
-        ({"flash_attn": "off", "type_v": "q8_0"}, "quantized V cache"),
+        ({"flash_attn": "off", "type_v": "q8_0"}, "quantised V cache"),
     ],
 )
 def test_settings_that_cannot_work(either: Model, options: dict[str, Any], message: str) -> None:

@@ -274,6 +274,11 @@ def test_built_in_prompts_without_any(bench):
         (["bench", "-o", "no/such/dir/r.json"], ["no/such/dir/r.json", "No such file"]),
         (["bench", "-o", "."], ["is a directory"]),
         (["bench", "-o", "-"], ["--json"]),
+        (["bench", "-o", ""], ["-o", "empty"]),
+        (["bench", "-m", ""], ["-m", "empty"]),
+        (["bench", "-f", ""], ["-f", "empty"]),
+        (["bench", "--prompts", ""], ["--prompts", "empty"]),
+        (["info", "-m", ""], ["-m", "empty"]),
         (["bench", "-n", "1\x1b[2J"], [r"\x1b"]),
         (["info", "--baseline"], ["--baseline"]),
     ],
@@ -310,6 +315,12 @@ def test_exceptions_become_exit_codes(error, code, monkeypatch, capsys):
         assert "unexpected TypeError: a bug (MTPSTATS_TRACEBACK=1 shows where)" in line
     if "what" in str(error):
         assert line == "mtpstats: error: what where\\x07\n"
+
+
+def test_a_line_stays_readable_whatever_it_quotes(monkeypatch, capsys):
+    line = error_line(capsys, "bench", "-n", "\x1b" + "9" * 100_000 + "!", code=2)
+    assert len(line) < 2100
+    assert line.endswith("is not a whole number. (see mtpstats bench --help)\n")
 
 
 def test_traceback_on_request(monkeypatch, capsys):
@@ -635,7 +646,42 @@ def test_full_disk_under_standard_output_is_one_line():
         done = process("bench", "--help", stdout=full)
     assert done.returncode == 1
     assert done.stderr.count(b"\n") == 1
-    assert b"No space left" in done.stderr
+    assert b"output: No space left on device" in done.stderr
+
+
+CTRL_C = "import signal; signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [
+        # while the command line is still being imported
+        (f"sys.modules.pop('click', 0); sys.addaudithook(lambda event, args: exec({CTRL_C!r}) "
+         "if event == 'import' and args[0] == 'click' else None)", 130),
+        # in a dataclass in the making: CPython would die of SIGINT at its end
+        (f"from mtpstats import cli; cli.cli.make_context = lambda *args: exec({CTRL_C!r})", 130),
+        # in the error's own line
+        ("from mtpstats import cli; cli.cli.make_context = None; "
+         f"cli._failed = lambda *args: exec({CTRL_C!r})", 130),
+        # when everything is done
+        (f"import atexit; atexit.register(lambda: exec({CTRL_C!r}))", 0),
+    ],
+)  # fmt: skip
+def test_ctrl_c_at_odd_moments_is_at_most_one_line(when, code, tmp_path):
+    (tmp_path / "driver.py").write_text(
+        f"import sys; sys.argv[1:] = ['--version']\n{when}\n"
+        "from mtpstats.__main__ import run\nrun()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "driver"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(mtpstats.__file__).parents[1])},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert done.stderr == (b"mtpstats: error: interrupted\n" if code else b"")
 
 
 def test_closed_streams_do_not_matter():

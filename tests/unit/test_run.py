@@ -82,7 +82,7 @@ class FakeEngine:
     last_plain = 7
     n_heads = 99
 
-    def __init__(self, settings, tell, on_log):
+    def __init__(self, settings, tell, on_log, on_abort):
         self.settings = settings
         self.calls = []
         self.closed = []
