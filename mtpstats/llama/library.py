@@ -149,12 +149,12 @@ class Library:
     def on_abort(self, listener: Callable[[str], None] | None) -> None:
         """Tell ``listener`` what failed inside llama.cpp; the process is aborted afterwards.
 
-        It is called on any thread, and should end the process its own way. None: llama.cpp prints
-        it. Does nothing with versions that have no such callback.
+        It is called once, on any thread, and should end the process its own way. None: llama.cpp
+        prints it. Does nothing with versions that have no such callback.
         """
         if not self.fn.has("ggml_set_abort_callback"):
             return
-        self._abort = ABORT(lambda text: listener(printable(text))) if listener else ABORT()
+        self._abort = ABORT(_first_only(listener)) if listener else ABORT()
         self.fn.ggml_set_abort_callback(ctypes.cast(self._abort, ctypes.c_void_p))
 
     def __repr__(self) -> str:
@@ -184,6 +184,19 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
         library = Library(build)
         _loaded[key] = library
         return library
+
+
+def _first_only(listener: Callable[[str], None]) -> Callable[[bytes], None]:
+    """Several compute threads fail the same assertion: only the first is heard."""
+    first = threading.Lock()
+
+    def hear(text: bytes) -> None:
+        if not first.acquire(blocking=False):
+            # Going back would abort the process under the listener's hands.
+            threading.Event().wait()
+        listener(printable(text))
+
+    return hear
 
 
 def _check_hashes(build: installed.Build) -> None:

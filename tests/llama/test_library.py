@@ -445,3 +445,22 @@ def test_log_is_bounded() -> None:
     assert len(log.lines) <= 400
     assert max(len(line) for _, line in log.lines) <= 2000
     assert log.count == 10_001
+
+
+def test_an_abort_seen_by_several_threads_is_told_once():
+    code = """
+import os, threading, time
+from mtpstats import llama
+library = llama.load()
+def listener(text):
+    os.write(2, text.encode())
+    time.sleep(0.3)
+    os._exit(1)
+library.on_abort(listener)
+threads = [threading.Thread(target=library._abort, args=(b"no.",)) for _ in range(4)]
+for thread in threads:
+    thread.start()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"no.")
