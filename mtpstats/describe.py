@@ -43,8 +43,18 @@ def devices(lib: Library) -> list[dict[str, Any]]:
     return [asdict(device) for device in lib.devices()]
 
 
-def model(loaded: Model) -> dict[str, Any]:
-    """Return a result file's ``model``; the hash is filled in by whoever reads the file."""
+def model(loaded: Model, draft: Model | None = None) -> dict[str, Any]:
+    """Return a result file's ``model``; hashes are filled in by whoever reads the files.
+
+    ``draft_model`` in it holds the same of the file that the head comes from, if it is another.
+    """
+    record = _model(loaded)
+    if draft is not None:
+        record["draft_model"] = _model(draft)
+    return record
+
+
+def _model(loaded: Model) -> dict[str, Any]:
     return {
         "file": loaded.path.name,
         "size": _size(loaded.header),
