@@ -41,7 +41,7 @@ def command(model: options.ModelFile, output: options.JsonOption, log: options.L
     """
     from mtpstats import describe
     from mtpstats.cli.live import ProgressLine
-    from mtpstats.run import Progress
+    from mtpstats.loop import Progress
 
     record, lib = describe.installation()
     if lib is not None and log.verbose:
