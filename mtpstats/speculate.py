@@ -111,6 +111,12 @@ class Speculator:
             )
 
         n_ctx = n_ctx or model.n_ctx_train
+        rows = min(1 + n_max, n_ctx)
+        if n_parallel * rows > n_batch:
+            raise InputError(
+                f"n_batch is {n_batch}; {n_parallel} drafts of {rows - 1} tokens and one more each "
+                f"make {n_parallel * rows}: raise --batch-size or draft less"
+            )
         target = context(model, n_ctx, 1 + n_max, n_seq_max=n_parallel, n_rs_seq=n_max)
         self._target = target
         self.n_ctx = target.n_ctx
@@ -133,13 +139,7 @@ class Speculator:
             )
         self._head: Head | None = None
         try:
-            rows = n_parallel * (1 + n_max)
-            if rows > target.n_batch:
-                raise InputError(
-                    f"n_batch is {target.n_batch}; {n_parallel} texts of up to {1 + n_max} tokens "
-                    f"make {rows}: raise --batch-size or draft less"
-                )
-            capacity = target.n_batch
+            capacity = max(target.n_batch, n_parallel * (1 + n_max))
             self._batch = Batch(capacity)
             if draft:
                 own = context(

@@ -338,6 +338,7 @@ def test_built_in_prompts_without_any(bench):
         (["info", "-m", ""], ["-m", "empty"]),
         (["bench", "-n", "1\x1b[2J"], [r"\x1b"]),
         (["info", "--baseline"], ["--baseline"]),
+        (["info", "-md", "h.gguf"], ["-m must name"]),
     ],
 )
 def test_bad_usage_is_one_line_and_2(args, words, capsys, bench):
