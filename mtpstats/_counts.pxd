@@ -1,4 +1,4 @@
-"""The counters, and what counting a verification does to them: live and in replay, the same code."""
+"""The counters, and what a verification does to them: live and in replay, the same code."""
 
 from libc.stdint cimport int64_t, uint64_t
 

@@ -74,7 +74,8 @@ _SAME: Final = ("schema", "arrays", "depth", "every", "n_predict", "head", "samp
 def quantise(p: npt.ArrayLike) -> Float32:
     """Probabilities as float32 multiples of 2**-24, NaN kept: the units live counters add up.
 
-    With ``p`` in a trace rounded so, replay adds exactly what a live collector adds.
+    With ``p`` in a trace rounded so (once, from float64), replay adds exactly what a live
+    collector adds.
     """
     return (np.rint(np.asarray(p, np.float64) * 2.0**24) * 2.0**-24).astype(np.float32)
 
