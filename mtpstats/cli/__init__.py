@@ -20,6 +20,7 @@ from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "replay": "Say from a trace what drafting policies would have done.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
