@@ -30,6 +30,7 @@ EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
+  mtpstats replay run.trace                what other drafts would have done
   mtpstats info -m model.gguf              can this model draft?
 """
 

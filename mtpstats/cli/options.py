@@ -40,7 +40,7 @@ class Command(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):
                 heading = getattr(param, "heading", "Other")
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -117,7 +117,9 @@ def _file(**kinds: bool) -> click.Path:
     return _File(path_type=Path, **kinds)
 
 
-FILE = _file()
+def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
+    """Give a command a file name, or several with ``nargs=-1``, as its argument."""
+    return click.argument(name, type=_file(), **settings)
 
 
 def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:

@@ -33,7 +33,7 @@ Examples:
 
 
 @click.command("replay", cls=options.Command, epilog=EXAMPLES)
-@click.argument("trace", type=options.FILE)
+@options.file_argument("trace")
 @options.takes(replay=options.ReplayOptions, output=options.JsonOption)
 def command(trace: Path, replay: options.ReplayOptions, output: options.JsonOption) -> None:
     """Say from a trace what drafting policies would have done.
