@@ -572,6 +572,18 @@ def _unpacked(
     )
 
 
+def _exists(where: str) -> InputError:
+    return InputError(
+        f"{where}: exists already; go on with it (--resume), remove it, or name another file"
+    )
+
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raise ``InputError`` now if a :class:`TraceWriter` would refuse to begin there later."""
+    if os.path.lexists(path):
+        raise _exists(printable(os.fspath(path)))
+
+
 class TraceWriter:
     """Appends prompts to a trace file; what was appended survives the death of the process.
 
@@ -609,10 +621,7 @@ class TraceWriter:
         try:
             self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
-            raise InputError(
-                f"{self._where}: exists already; go on with it (--resume), remove it, or name "
-                "another file"
-            ) from None
+            raise _exists(self._where) from None
         self._end = 0
         self._write(_sealed(self.header))
 
