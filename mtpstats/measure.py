@@ -69,7 +69,11 @@ class _Rig:
         return slot
 
     def round(self, rows: int, samples: _Samples) -> float:
-        """Draft, verify so many rows and follow; return the seconds of the pass."""
+        """Draft, verify so many rows, follow and choose; return the seconds of the pass.
+
+        The pass includes what becomes of the rejected tokens; memory that gives nothing back
+        decodes the kept one again.
+        """
         driver, head, target = self.driver, self.head, self.target
         slot = self.slot(rows + 1)
         if rows > 1:
@@ -82,6 +86,10 @@ class _Rig:
         before = perf_counter()
         head.context.synchronize()
         samples.follow.setdefault(rows, []).append(head.ns * 1e-9 + perf_counter() - before)
+        before = perf_counter()
+        logits = target.logits_address(slot.index)
+        driver._sampler.sample_at(logits, target.n_vocab, slot.n_past + 1, driver.model.n_vocab)
+        samples.token.append(perf_counter() - before)
         # What cannot be taken back is kept.
         kept = rows if target.rollback == "snapshots" and rows - 1 > target.n_rs_seq else 1
         sent = slot.sent[:kept]
@@ -136,15 +144,6 @@ class _Rig:
         head.draft([slot])
         spent = perf_counter() - before - head.ns * 1e-9
         samples.between_steps.append(max(spent, 0.0) / slot.n_steps)
-
-    def choosing(self, samples: _Samples) -> None:
-        """Choose a token from the logits of the last pass."""
-        driver, target, slot = self.driver, self.target, self._slot
-        assert slot is not None
-        before = perf_counter()
-        logits = target.logits_address(slot.index)
-        driver._sampler.sample_at(logits, target.n_vocab, slot.n_past, driver.model.n_vocab)
-        samples.token.append(perf_counter() - before)
 
     def run(self, n_max: int, samples: _Samples) -> None:
         """Let the driver itself go on for some rounds with drafts of ``n_max``."""
@@ -221,17 +220,15 @@ def _sweep(
     slowest = 0.0
     unused = _Samples()
     for what, n in tasks:
-        for i in range(repeats):
-            into = samples if i == repeats - 1 else unused
+        if what == "run":
+            rig.drafting(samples)
+            rig.run(n, samples)
+            continue
+        for into in [unused] * (repeats - 1) + [samples]:
             if what == "verify":
                 slowest = max(slowest, rig.round(n, into))
-                rig.choosing(into)
-            elif what == "step":
-                rig.wide_step(n, into)
             else:
-                rig.drafting(into)
-                rig.run(n, into)
-                break
+                rig.wide_step(n, into)
     return slowest
 
 
