@@ -11,6 +11,7 @@ from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.sequences import Sequences
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mtpstats.llama.batch import Batch
     from mtpstats.llama.model import Model
 
-_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
+_MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
 class Context(Sequences):
