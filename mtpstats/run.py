@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 from mtpstats import describe
 from mtpstats import result as results
+from mtpstats.chat import ChatTemplate
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
+from mtpstats.prepare import Selection, prepare
 from mtpstats.prompts import Prompt
 from mtpstats.speculate import DraftSettings, Generation, Sampling, Speculator
 from mtpstats.stats import Collector, Snapshot, repeated_4grams
@@ -39,6 +41,7 @@ class BenchSettings:
     ``n_threads`` None: one per core. ``sampling.seed`` -1: a random seed, drawn once.
     ``temp_source`` says who chose the temperature: ``asked``, ``default`` or ``built-in model``.
     ``hash_model`` decides whether ``model.sha256`` is filled in, which reads the whole file.
+    ``selection`` says which of the prompts run, and how conversations become text.
     """
 
     model: Path
@@ -59,6 +62,7 @@ class BenchSettings:
     stats: bool = True
     stats_every: int = 0
     hash_model: bool = True
+    selection: Selection = field(default_factory=Selection)
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,9 @@ class Engine(Protocol):
     def tokenize(self, text: str) -> list[int]:
         """Return the prompt's tokens."""
 
+    def chat_template(self) -> ChatTemplate:
+        """Return the model's chat template, without source if it carries none."""
+
     def driver(
         self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
     ) -> Driver:
@@ -174,6 +181,10 @@ class LlamaEngine:
     def tokenize(self, text: str) -> list[int]:
         """See :class:`Engine`."""
         return self._model.tokenize(text)
+
+    def chat_template(self) -> ChatTemplate:
+        """See :class:`Engine`."""
+        return describe.chat_template(self._model)
 
     def driver(
         self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
@@ -231,7 +242,8 @@ def bench(
     with ExitStack() as stack:
         loaded = engine(settings, tell, on_log, on_abort)
         stack.callback(loaded.close)
-        tokens = _tokens(loaded, prompts)
+        prepared = prepare(loaded, prompts, settings.selection)
+        prompts, tokens = prepared.prompts, prepared.tokens
         n_ctx = _context_size(settings, loaded.n_ctx_train, tokens)
         loop = _Loop(settings, on_stats, on_text, on_progress, len(prompts))
         loop.drafting = loaded.driver(settings.draft, n_ctx, loop.collector)
@@ -244,7 +256,10 @@ def bench(
         result = results.make(
             loaded.environment(command),
             loaded.model(),
-            _recorded(settings, loop.drafting, loaded.n_threads, len(prompts)),
+            {
+                **_recorded(settings, loop.drafting, loaded.n_threads, len(prompts)),
+                **prepared.settings,
+            },
             (),
         )
         try:
@@ -351,16 +366,6 @@ class _Loop:
 
 def _silent(_progress: Progress) -> None:
     return
-
-
-def _tokens(loaded: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
-    tokens = []
-    for prompt in prompts:
-        ids = loaded.tokenize(prompt.text)
-        if not ids:
-            raise InputError(f"prompt {printable(prompt.id)}: the model reads no token in it")
-        tokens.append(ids)
-    return tokens
 
 
 def _context_size(
