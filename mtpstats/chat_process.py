@@ -7,6 +7,7 @@ Reads JSON lines from standard input, the template first, and answers each with 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -353,7 +354,8 @@ def main() -> None:
     """Answer until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     signal.signal(signal.SIGPROF, _overtime)
-    _limit(resource.RLIMIT_AS, MAX_MEMORY)
+    with contextlib.suppress(ValueError, OSError):  # macOS may refuse this one
+        _limit(resource.RLIMIT_AS, MAX_MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
     for answer in _answers():
         sys.stdout.write(json.dumps(answer) + "\n")

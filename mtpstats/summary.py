@@ -330,6 +330,8 @@ def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int]) -> None:
     ratios.add("length", accepted, passes)
     ratios.add("drafted", drafted, passes)
     ratios.add("coverage", drafted, np.array(made, np.float64))
+    if not depth:
+        return
     hits, reached, rank, miss = (field(n) for n in ("accepted", "reached", "rank", "miss"))
     p, p_top10 = field("sum_p"), field("sum_p_top10")
     found = rank.cumsum(axis=2)

@@ -33,9 +33,10 @@ def render(result: dict[str, Any]) -> str:
     """Return the whole report; ``result`` is what ``bench`` returns or ``result.read`` reads."""
     timing = results.timing(result)
     parts = [_header(result)]
-    summary = _summary(result)
+    by_prompt = _by_prompt(result)
+    summary = _summary(result, by_prompt)
     if summary is not None:
-        parts += [_acceptance(summary), _ranks(summary), *_categories(result)]
+        parts += [_acceptance(summary), _ranks(summary), *_categories(result, by_prompt)]
     parts.append(_totals(timing, summary))
     notes = [*(summary.warnings if summary else ()), *_remarks(result)]
     parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
@@ -44,7 +45,14 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _summary(result: dict[str, Any]) -> Summary | None:
+def _by_prompt(result: dict[str, Any]) -> list[Snapshot]:
+    """Return the counters of each prompt, none for a run without statistics."""
+    if result["total"]["positions"] is None:
+        return []
+    return [Snapshot.from_dict(prompt["positions"]) for prompt in result["prompts"]]
+
+
+def _summary(result: dict[str, Any], by_prompt: list[Snapshot]) -> Summary | None:
     """Return the derived figures, None for a run without statistics."""
     total = result["total"]
     if total["positions"] is None:
@@ -52,7 +60,7 @@ def _summary(result: dict[str, Any]) -> Summary | None:
     prompts = result["prompts"]
     return summarise(
         Snapshot.from_dict(total["positions"]),
-        by_prompt=[Snapshot.from_dict(prompt["positions"]) for prompt in prompts],
+        by_prompt=by_prompt,
         tokens=[prompt["tokens"] for prompt in prompts],
         loops=[prompt["repeated_4grams"] for prompt in prompts],
     )
@@ -181,17 +189,13 @@ def _ranks(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _categories(result: dict[str, Any]) -> list[str]:
+def _categories(result: dict[str, Any], by_prompt: list[Snapshot]) -> list[str]:
     """Return the figures of each category, if there are two or more."""
     prompts = result["prompts"]
     names = [prompt["category"] for prompt in prompts]
     if len(set(names)) < 2:
         return []
-    found = by_category(
-        names,
-        [Snapshot.from_dict(prompt["positions"]) for prompt in prompts],
-        [prompt["tokens"] for prompt in prompts],
-    )
+    found = by_category(names, by_prompt, [prompt["tokens"] for prompt in prompts])
     lines = [
         "by category; accepted and rank 2 are of position 1",
         f"{'category':<15}{'prompts':>7}{'tokens':>8}{'accepted % (95 %)':>19}{'rank 2':>7}"
