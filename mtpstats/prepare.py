@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -136,10 +137,13 @@ class _Writer:
     def settings(self) -> dict[str, Any]:
         """Return what the result records of it."""
         selection, template = self._selection, self._template
-        own = selection.template is None
+        name = None
+        if template is not None:
+            # No path of this machine, as for the model.
+            name = "model" if selection.template is None else os.path.basename(template.name)
         return {
             "chat_prompts": self._rendered,
-            "chat_template": None if template is None else "model" if own else template.name,
+            "chat_template": name,
             "chat_template_sha256": (
                 None if template is None else hashlib.sha256(template.source.encode()).hexdigest()
             ),

@@ -160,9 +160,8 @@ def load(path: Path, fields: Fields | None = None) -> list[Prompt]:
 
 def _load_directory(path: Path, fields: Fields) -> list[Prompt]:
     found: list[Prompt] = []
-    for file in reading.files_below(path):
-        if forms.of(file.suffix) is not None:
-            found += _in_category(_category(file, path), load(file, fields))
+    for file in reading.files_below(path, lambda file: forms.of(file.suffix)):
+        found += _in_category(_category(file, path), load(file, fields))
     if not found:
         raise InputError(
             f"{reading.shown(path)}: no .txt, .jsonl, .json, .csv or .tsv file in it; a directory "

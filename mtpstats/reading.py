@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from mtpstats.errors import InputError
@@ -32,10 +33,10 @@ def shown(path: Path) -> str:
     return "standard input" if path == STDIN else printable(str(path))
 
 
-def files_below(directory: Path) -> list[Path]:
+def files_below(directory: Path, wanted: Callable[[Path], object] | None = None) -> list[Path]:
     """Return the files of a directory and those below it, in the order of their names.
 
-    Hidden ones, and what is neither a file nor a link to one, are left out.
+    Hidden ones, what is neither a file nor a link to one, and what is not ``wanted`` are left out.
     """
     found: list[Path] = []
     size = 0
@@ -43,7 +44,9 @@ def files_below(directory: Path) -> list[Path]:
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in names:
             path = Path(place, name)
-            if not name.startswith(".") and path.is_file():
+            if name.startswith(".") or not path.is_file():
+                continue
+            if wanted is None or wanted(path):
                 found.append(path)
                 size += path.stat().st_size
         if len(found) > MAX_FILES:

@@ -387,7 +387,7 @@ def _check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx
         if len(ids) >= n_ctx:
             raise InputError(
                 f"prompt {printable(prompt.id)} has {len(ids)} tokens, the context holds {n_ctx}: "
-                "shorten it or raise --ctx-size"
+                "shorten it, raise --ctx-size, or leave it out with --max-tokens"
             )
 
 

@@ -78,7 +78,7 @@ def test_chat_makes_a_text_a_users_message_and_no_chat_needs_no_template():
 def test_another_template_and_its_variables_are_recorded():
     selection = Selection(
         template="{{ messages[0].content }}{{ mood }}{{ bos_token }}",
-        template_name="my.jinja",
+        template_name="some/where/my.jinja",
         template_kwargs={"mood": "!"},
     )
     model = Model()
