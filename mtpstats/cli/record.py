@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpstats.cli import options
-from mtpstats.cli.bench import base_settings, gather
+from mtpstats.cli import inputs, options
 from mtpstats.cli.streams import last_words, show_log, to_stdout
 from mtpstats.errors import InputError
 
@@ -37,6 +37,7 @@ Examples:
     model=options.ModelOptions,
     devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     sampling=options.SamplingOptions,
     output=options.JsonOption,
     log=options.LogOption,
@@ -46,6 +47,7 @@ def command(
     model: options.ModelOptions,
     devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     sampling: options.SamplingOptions,
     output: options.JsonOption,
     log: options.LogOption,
@@ -57,9 +59,13 @@ def command(
     any draft would have done. First the time of target passes and head steps is measured.
     """
     _check_output(recording)
-    prompts = gather(texts)
 
     from mtpstats import record as records
+
+    if recording.resume:
+        sampling = replace(sampling, seed=records.recorded_seed(recording.output, sampling.seed))
+    sampling = inputs.with_seed(sampling)
+    prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
     from mtpstats.cli.live import ProgressLine
 
     line = ProgressLine(None if log.verbose else sys.stderr)
@@ -69,7 +75,7 @@ def command(
         last_words(text, lambda: said)
 
     settings = records.RecordSettings(
-        base_settings(model, devices, sampling, recording.n_predict),
+        inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
         depth=recording.depth,
         every=recording.every,
         resume=recording.resume,
@@ -112,8 +118,6 @@ def _check_output(recording: options.RecordOptions) -> None:
 
 
 def _write_costs(done: Recorded, recording: options.RecordOptions) -> None:
-    from dataclasses import replace
-
     from mtpstats.cost import Costs
 
     assert recording.cost_out is not None
