@@ -365,7 +365,7 @@ cdef int _chain(
     ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
     whole = side or accepted == length
     if not inside and (
-        root + accepted + 1 >= x.tokens
+        (root + accepted + 1 >= x.tokens and not lim.uniform)
         or (not whole and x.rank[r * x.depth + accepted] == UNKNOWN)
     ):
         return _unknown(x, o)
@@ -520,7 +520,7 @@ cdef int _tree(
     inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
     ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
     if not inside and (
-        root + accepted + 1 >= x.tokens or (not leaf and rank == UNKNOWN)
+        (root + accepted + 1 >= x.tokens and not lim.uniform) or (not leaf and rank == UNKNOWN)
     ):
         return _unknown(x, o)
     sent[0] = nodes

@@ -306,10 +306,9 @@ def _run(
 
 
 def _shape(trace: Trace, tree: Tree) -> Shape:
-    if tree.depth > min(trace.depth, _depth(trace, tree, tree.depth)):
-        raise InputError(
-            f"{tree} is deeper than this model's {trace.header['head']['blocks']} heads"
-        )
+    n_max = _depth(trace, tree, tree.depth)
+    if tree.depth > n_max:
+        raise InputError(f"{tree} is {tree.depth} deep, this model has heads for {n_max}")
     return Shape(tree.paths)
 
 
