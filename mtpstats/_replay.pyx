@@ -19,11 +19,9 @@ from mtpstats._counts cimport (
 import numpy as np
 
 from mtpstats.errors import InputError
+from mtpstats.trace import NEAR_TIE
 
 STOPS = ("n_predict", "eog", "context", "nan", "trace")
-HEAD_TIE = 1e-2
-P_TIE = 5e-4
-MAX_NODES = 1023
 
 cdef enum:
     DEPTH = 16
@@ -37,8 +35,10 @@ cdef enum:
     STOP_NAN = 3
     STOP_TRACE = 4
 
-cdef double TARGET_TIE = 1e-2
-cdef float HEAD_RATIO = 1.010050167  # exp(HEAD_TIE)
+# What another batch shape can do: to a margin of the target, to the ratio of two of the head's
+# probabilities (logits 1e-2 apart), and to one of them (logits that move by 1e-3).
+cdef double TARGET_TIE = NEAR_TIE
+cdef float HEAD_RATIO = 1.010050167
 cdef double NOISE = 5e-4
 
 

@@ -31,9 +31,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats._replay import MAX_NODES, STOPS, Run, Shape, Store
+from mtpstats._replay import STOPS, Run, Shape, Store
 from mtpstats.errors import InputError
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
+from mtpstats.policy import MAX_NODES, AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
 from mtpstats.stats import Snapshot
 from mtpstats.text import printable
 from mtpstats.trace import MAX_DEPTH, Trace

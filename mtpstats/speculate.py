@@ -21,11 +21,9 @@ from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
 from mtpstats.recovery import Cut, Replay
 from mtpstats.stats import Collector, Snapshot
+from mtpstats.trace import NEAR_TIE
 
 __all__ = ["DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
-
-NEAR_TIE = 1e-2
-"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 
 
 @dataclass(frozen=True)
