@@ -25,7 +25,6 @@ STOPS = ("n_predict", "eog", "context", "nan", "trace")
 
 cdef enum:
     DEPTH = 16
-    NODES = 1023
     UNKNOWN = 255
     # why a text ends: indices into STOPS; GOING: it does not
     GOING = -1
@@ -869,7 +868,7 @@ cdef class Paths:
         cdef Text *x
         cdef int i, r, d, at, rank
         cdef int64_t place = 0
-        cdef int32_t size = 1024
+        cdef size_t size = 1024
         cdef int32_t *child = NULL
         cdef int32_t *bigger
         self.store = store
@@ -893,7 +892,7 @@ cdef class Paths:
                     if rank == 0 or rank == UNKNOWN:
                         break
                     if child[at * 9 + rank] == 0:
-                        if self.n == size:
+                        if <size_t>self.n == size:
                             bigger = <int32_t *>realloc(child, 2 * size * 9 * sizeof(int32_t))
                             if bigger == NULL:
                                 free(child)
