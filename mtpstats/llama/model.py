@@ -16,13 +16,14 @@ from mtpstats.llama.arch import Arch
 from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
     from mtpstats.llama.library import Library
 
 _INT32_MAX = 2**31 - 1
-_VOCAB_TYPE_NONE = 0  # LLAMA_VOCAB_TYPE_NONE
+_VOCAB_TYPE_NONE = CONSTANTS["LLAMA_VOCAB_TYPE_NONE"]
 
 
 class Model:
