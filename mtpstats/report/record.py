@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mtpstats.cost import Costs
-from mtpstats.record import Recorded
 from mtpstats.text import printable
+
+if TYPE_CHECKING:
+    from mtpstats.record import Recorded
 
 ROWS = (1, 2, 3, 4, 5, 9, 17, 33)
 
