@@ -577,7 +577,8 @@ class RecordOptions:
         type=values.file(),
         default=None,
         metavar="FILE",
-        help="Also write the measured costs here, to plan with them on another machine.",
+        help="Also write the measured costs here, to plan with them on another machine.  "
+        "[default: in the trace only]",
     )
 
 
