@@ -211,11 +211,12 @@ def _sweep(
     rig: _Rig, rows: Sequence[int], repeats: int, order: random.Random, samples: _Samples
 ) -> float:
     """Go through everything once; return the seconds of the slowest pass."""
+    most = min(rig.target.n_batch, rig.head.context.n_batch)
     longest = rig.target.n_rs_seq + 1 if rig.target.rollback == "snapshots" else MOST_ROWS
     drafts = {0, 1, min(4, rig.driver.n_max), min(8, rig.driver.n_max)}
     tasks = [
-        *(("verify", n) for n in rows if n <= longest or n in FEWER_ROWS),
-        *(("step", n) for n in WIDTHS if n > 1),
+        *(("verify", n) for n in rows if n <= most and (n <= longest or n in FEWER_ROWS)),
+        *(("step", n) for n in WIDTHS if 1 < n <= most),
         *(("run", n) for n in drafts),
     ]
     order.shuffle(tasks)

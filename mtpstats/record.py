@@ -313,7 +313,9 @@ def _costs(
     if n_ctx:
         # Some passes move on by as many tokens as they verify; beginning anew takes time.
         n_ctx = max(min(n_ctx + MEASURING_ROOM, loaded.n_ctx_train), n_ctx)
-    return loaded.costs(settings.depth, n_ctx, [i for ids in tokens for i in ids], n_past, tell)
+    # Recurrent memory needs a ubatch that is longer than a draft.
+    n_max = max(1, min(settings.depth, settings.run.n_ubatch - 2))
+    return loaded.costs(n_max, n_ctx, [i for ids in tokens for i in ids], n_past, tell)
 
 
 def _header(

@@ -532,7 +532,7 @@ class RecordOptions:
         type=values.file(),
         required=True,
         metavar="TRACE",
-        help="The trace to write. One that exists is never overwritten. Required.",
+        help="The trace to write. One that exists is never overwritten.",
     )
     resume: bool = _option(
         "--resume",
