@@ -21,10 +21,16 @@ setup(
                     "mtpstats/_kernel.h",
                     "mtpstats/_kernel_simd.h",
                     "mtpstats/_sampler.h",
+                    "mtpstats/_stop.h",
                 ],
                 extra_compile_args=flags,
             ),
-            Extension("mtpstats._replay", ["mtpstats/_replay.pyx"], extra_compile_args=flags),
+            Extension(
+                "mtpstats._replay",
+                ["mtpstats/_replay.pyx"],
+                depends=["mtpstats/_verify.pxi", "mtpstats/_paths.pxi"],
+                extra_compile_args=flags,
+            ),
         ],
         compiler_directives={
             "language_level": 3,

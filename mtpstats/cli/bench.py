@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.errors import InputError, MtpStatsError
 
 if TYPE_CHECKING:
+    from mtpstats.prepare import Selection
     from mtpstats.prompts import Prompt
     from mtpstats.run import BenchSettings
 
@@ -25,13 +29,23 @@ Examples:
       two prompts of your own, and the measured speed-up over plain decoding
   mtpstats bench -m model.gguf --prompts mine.jsonl --temp 0.8 -o result.json
       many prompts, sampled; the table on the terminal, everything in the file
+  mtpstats bench -m gemma4.gguf -md assistant.gguf -np 4 -c 4096
+      a head of its own file; four prompts at a time, 4096 tokens of context each
+  mtpstats bench -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052 -ts 3,1
+      layers on two machines that run llama.cpp's rpc-server
+  mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
+      100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
+      the built-in conversations, answered without thinking first
 """
 
 
 @click.command("bench", cls=options.Command, epilog=EXAMPLES)
 @options.takes(
     model=options.ModelOptions,
+    devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
     run=options.RunOptions,
@@ -40,7 +54,9 @@ Examples:
 )
 def command(
     model: options.ModelOptions,
+    devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
@@ -54,12 +70,14 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     _check_output(output)
-    prompts = _gather(texts)
+    sampling = _with_seed(sampling)
+    prompts = _gather(texts, sampling.seed if choice.shuffle else None)
+    selection = _selection(choice)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    settings = _settings(model, drafting, sampling, run, output)
+    settings = _settings(model, devices, drafting, sampling, run, output, selection)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -69,9 +87,9 @@ def command(
         line.clear()
         to_stderr(compact(snapshot) + "\n")
 
-    def on_abort(text: str) -> None:
+    def on_abort(text: str, finished: dict[str, Any] | None) -> None:
         line.clear()
-        last_words(text)
+        last_words(text, partial(_rescue, finished, output) if finished else None)
 
     try:
         result = runs.bench(
@@ -110,27 +128,63 @@ def _check_output(output: options.OutputOptions) -> None:
     result.check_writable(output.output)
 
 
-def _gather(texts: options.PromptOptions) -> list[Prompt]:
+def _with_seed(sampling: options.SamplingOptions) -> options.SamplingOptions:
+    """Draw the seed if it is to be random, for the order of the prompts hangs on it, too."""
+    if sampling.seed >= 0:
+        return sampling
+    import secrets
+
+    return replace(sampling, seed=secrets.randbelow(2**32))
+
+
+def _gather(texts: options.PromptOptions, shuffle_seed: int | None = None) -> list[Prompt]:
     """Return the prompts of all sources, the built-in ones if there are none."""
     from mtpstats import prompts
 
-    found = [
-        prompts.from_text(text, f"prompt-{number}", escape=texts.escape)
-        for number, text in enumerate(texts.prompt, 1)
-    ]
-    found += [prompts.from_file(path, escape=texts.escape) for path in texts.file]
-    for path in texts.prompts:
-        found += prompts.load(path)
-    return prompts.with_unique_ids(found or prompts.builtin())
+    found = prompts.gather(
+        prompts.Sources(
+            texts.prompt,
+            texts.file,
+            texts.prompts,
+            texts.suite,
+            texts.escape,
+            prompts.Fields(texts.prompt_field, texts.category_field),
+        )
+    )
+    return found if shuffle_seed is None else prompts.shuffled(found, shuffle_seed)
+
+
+def _selection(choice: options.SelectionOptions) -> Selection:
+    from mtpstats import prepare
+
+    selection = prepare.Selection(
+        chat=choice.chat,
+        template_kwargs=choice.chat_template_kwargs,
+        min_tokens=choice.min_tokens,
+        max_tokens=choice.max_tokens,
+        limit=choice.limit,
+        shuffled=choice.shuffle,
+    )
+    if choice.max_tokens is not None and choice.max_tokens < choice.min_tokens:
+        raise InputError("--max-tokens is less than --min-tokens: no prompt can have both")
+    if choice.chat_template is None:
+        return selection
+    if choice.chat is False:
+        raise InputError("--no-chat uses no chat template: leave out --chat-template")
+    source, name = prepare.read_template(choice.chat_template)
+    return replace(selection, template=source, template_name=name)
 
 
 def _settings(
     model: options.ModelOptions,
+    devices: options.DeviceOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
+    selection: Selection,
 ) -> BenchSettings:
+    from mtpstats.llama import Placement
     from mtpstats.run import BenchSettings, builtin_model
     from mtpstats.speculate import DraftSettings, Sampling
 
@@ -143,6 +197,8 @@ def _settings(
         temp_source = "built-in model" if is_built_in else "default"
     return BenchSettings(
         model=path,
+        draft_model=model.draft_model,
+        n_parallel=run.n_parallel,
         n_predict=run.n_predict,
         draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
         sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
@@ -152,14 +208,24 @@ def _settings(
         n_threads=model.n_threads if model.n_threads > 0 else None,
         n_threads_batch=model.n_threads_batch if model.n_threads_batch > 0 else None,
         n_gpu_layers=model.n_gpu_layers,
+        placement=Placement(
+            devices=devices.devices,
+            split_mode=devices.split_mode,
+            tensor_split=devices.tensor_split or (),
+            main_gpu=devices.main_gpu,
+            override_tensor=tuple(chain(*devices.override_tensor)),
+        ),
+        rpc=tuple(chain(*devices.rpc)),
         flash_attn=model.flash_attn,
         type_k=model.type_k,
         type_v=model.type_v,
+        compat_counts=run.compat_counts,
         baseline=run.baseline,
         temp_source=temp_source,
         stats=not run.no_stats,
         stats_every=run.stats_every,
         hash_model=output.json or output.output is not None,
+        selection=selection,
     )
 
 
@@ -188,3 +254,13 @@ def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
         to_stdout(text.render(result))
     if failure is not None:
         raise failure
+
+
+def _rescue(finished: dict[str, Any], output: options.OutputOptions) -> str:
+    """Deliver what was finished before llama.cpp gave up; say what it was."""
+    done, planned = len(finished["prompts"]), finished["settings"]["n_prompts"]
+    said = f"{done} of {planned} prompts were finished"
+    if not done:
+        return f"{said}, nothing was written"
+    _deliver(finished, output)
+    return said if output.output is None else f"{said} and are in {output.output}"
