@@ -263,7 +263,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What is continued; all sources add up, ``prompt`` first, then ``file``, then ``prompts``."""
+    """What is continued; all sources add up: ``prompt``, ``file``, ``prompts``, ``suite``."""
 
     HEADING = "Prompts (all of them are used; none given: the built-in ones)"
 
@@ -280,15 +280,35 @@ class PromptOptions:
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file that is one prompt as a whole. Repeatable.",
+        help="A file that is one prompt as a whole, a directory of such files, or - for standard "
+        "input. Repeatable.",
     )
     prompts: tuple[Path, ...] = _option(
         "--prompts",
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file of many prompts: .txt one per line; .jsonl one string or object with "
-        '"prompt" (and "id", "category" if you like) per line; .json a list of such. Repeatable.',
+        help="A file of many prompts, a directory of such files, or - for standard input: .txt one "
+        'per line; .jsonl and .json with OpenAI "messages" (and "tools"), ShareGPT '
+        '"conversations", or "prompt"; .csv and .tsv with a column "prompt". "id" and "category" '
+        "are kept. Repeatable.",
+    )
+    suite: bool = _option(
+        "--suite",
+        is_flag=True,
+        help="The built-in conversations for real models: 45 in 9 categories, from code to prose.",
+    )
+    prompt_field: str | None = _option(
+        "--prompt-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the prompt.  [default: "messages", "conversations" or '
+        '"prompt", whichever comes first]',
+    )
+    category_field: str | None = _option(
+        "--category-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the category.  [default: "category"; of several files, '
+        "else the file's name]",
     )
     escape: bool = _option(
         "-e",
@@ -296,6 +316,58 @@ class PromptOptions:
         default=True,
         help=r"Turn \n \r \t \' \" \\ \xHH in -p and -f texts into what they stand for, as "
         "llama.cpp does.  [default: --escape]",
+    )
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Which prompts run, and what makes text of conversations."""
+
+    HEADING = "Chat template and selection"
+
+    chat: bool | None = _option(
+        "--chat/--no-chat",
+        default=None,
+        help="--chat: every text prompt is a user's message; --no-chat: no template, conversations "
+        "are their texts.  [default: conversations go through the model's chat template, texts "
+        "stay as they are]",
+    )
+    chat_template: Path | None = _option(
+        "--chat-template",
+        "--chat-template-file",
+        type=values.file(),
+        metavar="FILE",
+        help="A Jinja file to use as template.  [default: the one that the model carries]",
+    )
+    chat_template_kwargs: dict[str, Any] = _option(
+        "--chat-template-kwargs",
+        type=values.json_object,
+        default="{}",
+        metavar="JSON",
+        help="Variables for the template, for instance '{\"enable_thinking\": false}'.  "
+        "[default: {}]",
+    )
+    shuffle: bool = _option(
+        "--shuffle", is_flag=True, help="Take the prompts in an order that --seed decides."
+    )
+    limit: int | None = _option(
+        "--limit",
+        type=values.whole(1),
+        metavar="N",
+        help="Run at most N prompts, the first ones.  [default: all]",
+    )
+    min_tokens: int = _option(
+        "--min-tokens",
+        type=values.whole(0),
+        default=0,
+        metavar="N",
+        help="Leave out prompts with fewer tokens.  [default: 0]",
+    )
+    max_tokens: int | None = _option(
+        "--max-tokens",
+        type=values.whole(1),
+        metavar="N",
+        help="Leave out prompts with more tokens.  [default: as many as the context holds]",
     )
 
 
