@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.generation import NEAR_TIE
 from mtpstats.text import printable
 
 __all__ = [
@@ -45,8 +46,6 @@ RANKS: Final = 8  # candidates kept at a position
 GATES: Final = 3  # of those, kept where only the greedy path goes
 MISS: Final = 0
 UNKNOWN: Final = 255
-NEAR_TIE: Final = 1e-2
-"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 STOPS: Final = ("eog", "n_predict", "context", "nan")
 MAX_LINE: Final = 16 << 20
 
