@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from mtpstats.stats import Snapshot
 
-__all__ = ["NEAR_TIE", "Generation", "Sampling", "Seconds"]
+NEAR_TIE = 1e-2
+"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 
 NEAR_TIE = 1e-2
 """A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""

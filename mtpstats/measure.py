@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from ctypes import memmove
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mtpstats._core import copy
 from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.generation import Generation
@@ -129,7 +129,7 @@ class _Rig:
         batch.clear()
         for i in range(width):
             output = batch.add(self._text[slot.n_past + i], slot.n_past + i, 0, True)
-            memmove(batch.embd_address(output), slot.row, slot.row_bytes)
+            copy(batch.embd_address(output), slot.row, slot.row_bytes)
         before = perf_counter()
         head.step([slot], 0)
         context.logits_address(width - 1)

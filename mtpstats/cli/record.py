@@ -11,6 +11,7 @@ import click
 
 from mtpstats.cli import inputs, options
 from mtpstats.cli.streams import last_words, show_log, to_stdout
+from mtpstats.cli.trace_options import RecordOptions
 from mtpstats.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ Examples:
 
 @click.command("record", cls=options.Command, epilog=EXAMPLES)
 @options.takes(
-    recording=options.RecordOptions,
+    recording=RecordOptions,
     model=options.ModelOptions,
     devices=options.DeviceOptions,
     texts=options.PromptOptions,
@@ -43,7 +44,7 @@ Examples:
     log=options.LogOption,
 )
 def command(
-    recording: options.RecordOptions,
+    recording: RecordOptions,
     model: options.ModelOptions,
     devices: options.DeviceOptions,
     texts: options.PromptOptions,
@@ -103,7 +104,7 @@ def command(
         to_stdout(render(done))
 
 
-def _check_output(recording: options.RecordOptions) -> None:
+def _check_output(recording: RecordOptions) -> None:
     """Refuse before a long run what could not be written after it."""
     if str(recording.output) == "-":
         raise InputError("-o wants a file name; a trace cannot be written to standard output")
@@ -117,7 +118,7 @@ def _check_output(recording: options.RecordOptions) -> None:
     result.check_writable(recording.cost_out)
 
 
-def _write_costs(done: Recorded, recording: options.RecordOptions) -> None:
+def _write_costs(done: Recorded, recording: RecordOptions) -> None:
     from mtpstats.cost import Costs
 
     assert recording.cost_out is not None
