@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
@@ -33,6 +34,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LIMIT: Final = 2**64
 _SUMS: Final = ("sum_p", "sum_p_top10")
+_EXACT: Final = 2.0**53 * UNIT  # sums below are exact in units as float64, too
 
 
 def _places() -> tuple[dict[str, tuple[slice, tuple[int, ...]]], int]:
@@ -214,41 +216,97 @@ class Snapshot:
         Raises InputError, naming the key, for a missing or unknown key, a wrong shape, a value
         that is no count, or counts that contradict each other.
         """
-        if not isinstance(data, Mapping):
-            raise InputError(f"counters must be an object, not {type(data).__name__}")
-        names = {name for name, _ in LAYOUT}
-        for key in data:
-            if key not in names:
-                raise InputError(f"counters: unknown key {str(key)[:40]!r}")
-        self = cls()
-        for name, shape in LAYOUT:
-            if name not in data:
-                raise InputError(f"counters: key {name!r} is missing")
-            flat: list[int] = []
-            _flatten(data[name], shape, name, flat)
-            self._flat[_PLACES[name][0]] = np.array(flat, np.uint64)
-        self._check()
-        return self
+        return cls.from_dicts([data])[0]
 
-    def _check(self) -> None:
-        """Relations that hold for any counting; a file that breaks one was damaged or made up."""
-        seen = self.rank.sum(axis=1, dtype=np.uint64) + self.miss
-        for key, wrong in (
-            ("reached", self.reached > self.drafted),
-            ("accepted", self.accepted > self.reached),
-            ("rank", seen != self.reached),
-            ("stopped_reached", self.stopped_reached > self.stopped),
-            ("stopped_hit", self.stopped_hit > self.stopped_reached),
-            ("calib_p1", self.calib_p1[..., 1] > self.calib_p1[..., 0]),
-            ("calib_p2", self.calib_p2[..., 1] > self.calib_p2[..., 0]),
-            ("sum_p", self.sum_p > self.reached[:, None]),
-            ("sum_p_top10", self.sum_p_top10 > self.reached[:, None]),
-            ("drafted", self.drafted > self.verifications),
-            ("beyond_reached", np.array(self.beyond_reached > self.beyond_drafted)),
-            ("beyond_accepted", np.array(self.beyond_accepted > self.beyond_reached)),
-        ):
-            if wrong.any():
-                raise InputError(f"counters: {key!r} contradicts the others")
+    @classmethod
+    def from_dicts(cls, data: Sequence[object]) -> list[Snapshot]:
+        """:meth:`from_dict` of each, at once: a result may hold thousands."""
+        if not data:
+            return []
+        records = [_checked_keys(item) for item in data]
+        matrix = np.empty((len(records), _SIZE), np.uint64)
+        for name, (place, shape) in _PLACES.items():
+            matrix[:, place] = _numbers([record[name] for record in records], shape, name)
+        _check(matrix)
+        snapshots = []
+        for row in matrix:
+            snapshot = cls.__new__(cls)
+            snapshot._flat = row
+            snapshots.append(snapshot)
+        return snapshots
+
+
+def stacked(snapshots: Sequence[Snapshot]) -> dict[str, Counts | Floats]:
+    """Every counter of several snapshots, [snapshots, ...], by name; the sums as float64."""
+    return _columns(np.stack([snapshot._flat for snapshot in snapshots]))
+
+
+def _columns(matrix: Counts) -> dict[str, Counts | Floats]:
+    found: dict[str, Counts | Floats] = {
+        name: matrix[:, place].reshape(len(matrix), *shape)
+        for name, (place, shape) in _PLACES.items()
+    }
+    found |= {name: found[name] * np.float64(UNIT) for name in _SUMS}
+    return found
+
+
+def _checked_keys(data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise InputError(f"counters must be an object, not {type(data).__name__}")
+    for key in data:
+        if key not in _PLACES:
+            raise InputError(f"counters: unknown key {str(key)[:40]!r}")
+    for name in _PLACES:
+        if name not in data:
+            raise InputError(f"counters: key {name!r} is missing")
+    return data
+
+
+def _check(matrix: Counts) -> None:
+    """Relations that hold for any counting; a file that breaks one was damaged or made up."""
+    c = _columns(matrix)
+    reached, rank = c["reached"], c["rank"]
+    seen = rank.sum(axis=-1, dtype=np.uint64) + c["miss"]
+    for key, wrong in (
+        ("reached", reached > c["drafted"]),
+        ("accepted", c["accepted"] > reached),
+        ("rank", seen != reached),
+        ("stopped_reached", c["stopped_reached"] > c["stopped"]),
+        ("stopped_hit", c["stopped_hit"] > c["stopped_reached"]),
+        ("calib_p1", c["calib_p1"][..., 1] > c["calib_p1"][..., 0]),
+        ("calib_p2", c["calib_p2"][..., 1] > c["calib_p2"][..., 0]),
+        ("sum_p", c["sum_p"] > reached[..., None]),
+        ("sum_p_top10", c["sum_p_top10"] > reached[..., None]),
+        ("drafted", c["drafted"] > c["verifications"][:, None]),
+        ("beyond_reached", c["beyond_reached"] > c["beyond_drafted"]),
+        ("beyond_accepted", c["beyond_accepted"] > c["beyond_reached"]),
+    ):
+        if wrong.any():
+            raise InputError(f"counters: {key!r} contradicts the others")
+
+
+def _numbers(values: list[object], shape: tuple[int, ...], name: str) -> Counts:
+    """The counters of one name, [values, numbers], of nested lists of the given shape, checked."""
+    flat: list[Any] = values
+    for size in shape:
+        if set(map(type, flat)) != {list} or set(map(len, flat)) != {size}:
+            break
+        flat = list(chain.from_iterable(flat))
+    else:
+        kinds = set(map(type, flat))
+        if kinds == {int} and min(flat) >= 0 and max(flat) < _LIMIT and name not in _SUMS:
+            return np.array(flat, np.uint64).reshape(len(values), -1)
+        if name in _SUMS and kinds <= {int, float} and min(flat) >= 0 and max(flat) < _EXACT:
+            units = np.array(flat, np.float64) / UNIT
+            if (units == np.floor(units)).all():
+                return units.astype(np.uint64).reshape(len(values), -1)
+    # one by one: this finds the value that is wrong
+    rows = []
+    for value in values:
+        row: list[int] = []
+        _flatten(value, shape, name, row)
+        rows.append(row)
+    return np.array(rows, np.uint64)
 
 
 def _flatten(value: object, shape: tuple[int, ...], name: str, out: list[int]) -> None:

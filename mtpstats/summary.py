@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from mtpstats.errors import InputError
 from mtpstats.intervals import Interval, Z, cluster_bootstrap, greenwood, wilson
-from mtpstats.stats import CENSOR_REASONS, SHOWN, Counts, Floats, Snapshot
+from mtpstats.stats import CENSOR_REASONS, SHOWN, Counts, Floats, Snapshot, stacked
 
 __all__ = [
     "Position",
     "Summary",
     "deeper_or_wider",
     "expected_length",
+    "of_result",
     "summarise",
 ]
 
@@ -150,18 +151,25 @@ class _Ratios:
         self.names: list[object] = []
         self.top: list[Floats] = []
         self.bottom: list[Floats] = []
+        self.of: list[int] = []
         self.found: dict[object, Estimate] = {}
 
     def add(self, name: object, top: Floats, bottom: Floats) -> None:
-        """A figure by its numerator and denominator in each prompt."""
+        """A figure by its numerator and denominator in each prompt; figures share arrays."""
         self.names.append(name)
         self.top.append(top)
-        self.bottom.append(bottom)
+        known = [i for i, other in enumerate(self.bottom) if other is bottom]
+        if not known:
+            self.bottom.append(bottom)
+        self.of.append(known[0] if known else len(self.bottom) - 1)
 
     def solve(self) -> None:
         if self.names:
             found = cluster_bootstrap(
-                np.stack(self.top, axis=1), np.stack(self.bottom, axis=1), seed=self.seed
+                np.stack(self.top, axis=1),
+                np.stack(self.bottom, axis=1),
+                of=self.of,
+                seed=self.seed,
             )
             self.found = dict(zip(self.names, found, strict=True))
 
@@ -247,6 +255,19 @@ def summarise(
     )
 
 
+def of_result(result: dict[str, Any]) -> Summary | None:
+    """The summary of a result file's run; None for a run without statistics."""
+    total, prompts = result["total"], result["prompts"]
+    if total["positions"] is None:
+        return None
+    return summarise(
+        Snapshot.from_dict(total["positions"]),
+        by_prompt=Snapshot.from_dicts([prompt["positions"] for prompt in prompts]),
+        tokens=[prompt["tokens"] for prompt in prompts],
+        loops=[prompt["repeated_4grams"] for prompt in prompts],
+    )
+
+
 def _depth(total: Snapshot) -> int:
     used = np.flatnonzero(total.drafted + total.stopped)
     return int(used[-1]) + 1 if used.size else 0
@@ -258,11 +279,14 @@ def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int]) -> None:
     if len(parts) < 2:
         return
 
+    counters = stacked(parts)
+
     def field(name: str) -> Floats:
-        return np.array([getattr(s, name) for s in parts], np.float64)
+        return counters[name].astype(np.float64)
 
     passes = field("verifications")
-    accepted, drafted = field("tokens_accepted"), field("tokens_drafted")
+    accepted = field("accepted").sum(axis=1) + field("beyond_accepted")
+    drafted = field("drafted").sum(axis=1) + field("beyond_drafted")
     ratios.add("acceptance", accepted, drafted)
     ratios.add("length", accepted, passes)
     ratios.add("drafted", drafted, passes)

@@ -117,6 +117,11 @@ def _file(**kinds: bool) -> click.Path:
     return _File(path_type=Path, **kinds)
 
 
+def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
+    """Give a command a file name, or several with ``nargs=-1``, as its argument."""
+    return click.argument(name, type=_file(), **settings)
+
+
 def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
     """Give a command the options of ``groups``; it receives one filled dataclass per keyword.
 

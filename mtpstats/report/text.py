@@ -6,8 +6,8 @@ import textwrap
 from typing import Any
 
 from mtpstats import result as results
-from mtpstats.stats import MAX_POSITIONS, SHOWN, Snapshot
-from mtpstats.summary import Estimate, Summary, deeper_or_wider, summarise
+from mtpstats.stats import MAX_POSITIONS, SHOWN
+from mtpstats.summary import Estimate, Summary, deeper_or_wider, of_result
 from mtpstats.text import printable
 
 WIDTH = 80
@@ -31,7 +31,7 @@ def render(result: dict[str, Any]) -> str:
     """Return the whole report; ``result`` is what ``bench`` returns or ``result.read`` reads."""
     timing = results.timing(result)
     parts = [_header(result)]
-    summary = _summary(result)
+    summary = of_result(result)
     if summary is not None:
         parts += [_acceptance(summary), _ranks(summary)]
     parts.append(_totals(timing, summary))
@@ -40,20 +40,6 @@ def render(result: dict[str, Any]) -> str:
     if summary is not None:
         parts.append(_wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
     return "\n".join(parts)
-
-
-def _summary(result: dict[str, Any]) -> Summary | None:
-    """Return the derived figures, None for a run without statistics."""
-    total = result["total"]
-    if total["positions"] is None:
-        return None
-    prompts = result["prompts"]
-    return summarise(
-        Snapshot.from_dict(total["positions"]),
-        by_prompt=[Snapshot.from_dict(prompt["positions"]) for prompt in prompts],
-        tokens=[prompt["tokens"] for prompt in prompts],
-        loops=[prompt["repeated_4grams"] for prompt in prompts],
-    )
 
 
 # ---- what was run
