@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
@@ -198,15 +198,15 @@ class Snapshot:
         """Accepted tokens at all positions, those from 16 on included."""
         return int(self.accepted.sum()) + self.beyond_accepted
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, unknown: Collection[str] = ()) -> dict[str, Any]:
         """Every counter by name: nested lists and ints, the sums as floats (multiples of 2**-24).
 
-        This is ``positions`` of the result file.
+        This is ``positions`` of the result file. Those named in ``unknown`` become None.
         """
         out: dict[str, Any] = {}
         for name, shape in LAYOUT:
-            value = getattr(self, name)
-            out[name] = value.tolist() if shape else value
+            value = None if name in unknown else getattr(self, name)
+            out[name] = value.tolist() if shape and value is not None else value
         return out
 
     @classmethod
@@ -221,13 +221,33 @@ class Snapshot:
     @classmethod
     def from_dicts(cls, data: Sequence[object]) -> list[Snapshot]:
         """:meth:`from_dict` of each, at once: a result may hold thousands."""
+        return cls._read(data, frozenset())
+
+    @classmethod
+    def from_partial(cls, data: Sequence[object]) -> tuple[list[Snapshot], frozenset[str]]:
+        """:meth:`from_dicts` where counters may be null, which is: not known.
+
+        Returns the snapshots and the names that are null in at least one; those are zeros in all.
+        """
+        unknown = frozenset(
+            name
+            for item in data
+            if isinstance(item, Mapping)
+            for name in _PLACES
+            if item.get(name, 0) is None
+        )
+        return cls._read(data, unknown), unknown
+
+    @classmethod
+    def _read(cls, data: Sequence[object], unknown: frozenset[str]) -> list[Snapshot]:
         if not data:
             return []
         records = [_checked_keys(item) for item in data]
-        matrix = np.empty((len(records), _SIZE), np.uint64)
+        matrix = np.zeros((len(records), _SIZE), np.uint64)
         for name, (place, shape) in _PLACES.items():
-            matrix[:, place] = _numbers([record[name] for record in records], shape, name)
-        _check(matrix)
+            if name not in unknown:
+                matrix[:, place] = _numbers([record[name] for record in records], shape, name)
+        _check(matrix, unknown)
         snapshots = []
         for row in matrix:
             snapshot = cls.__new__(cls)
@@ -262,27 +282,32 @@ def _checked_keys(data: object) -> Mapping[str, object]:
     return data
 
 
-def _check(matrix: Counts) -> None:
+def _check(matrix: Counts, unknown: frozenset[str]) -> None:
     """Relations that hold for any counting; a file that breaks one was damaged or made up."""
     c = _columns(matrix)
-    reached, rank = c["reached"], c["rank"]
-    seen = rank.sum(axis=-1, dtype=np.uint64) + c["miss"]
-    for key, wrong in (
-        ("reached", reached > c["drafted"]),
-        ("accepted", c["accepted"] > reached),
-        ("rank", seen != reached),
-        ("stopped_reached", c["stopped_reached"] > c["stopped"]),
-        ("stopped_hit", c["stopped_hit"] > c["stopped_reached"]),
-        ("calib_p1", c["calib_p1"][..., 1] > c["calib_p1"][..., 0]),
-        ("calib_p2", c["calib_p2"][..., 1] > c["calib_p2"][..., 0]),
-        ("sum_p", c["sum_p"] > reached[..., None]),
-        ("sum_p_top10", c["sum_p_top10"] > reached[..., None]),
-        ("drafted", c["drafted"] > c["verifications"][:, None]),
-        ("beyond_reached", c["beyond_reached"] > c["beyond_drafted"]),
-        ("beyond_accepted", c["beyond_accepted"] > c["beyond_reached"]),
-    ):
-        if wrong.any():
+
+    def most(key: str, limit: str, axes: int = 0) -> None:
+        """``key`` is nowhere above ``limit``, which has fewer axes."""
+        bound = c[limit].reshape(c[limit].shape + (1,) * axes)
+        if not {key, limit} & unknown and (c[key] > bound).any():
             raise InputError(f"counters: {key!r} contradicts the others")
+
+    most("reached", "drafted")
+    most("accepted", "reached")
+    if not {"rank", "miss", "reached"} & unknown:
+        seen = c["rank"].sum(axis=-1, dtype=np.uint64) + c["miss"]
+        if (seen != c["reached"]).any():
+            raise InputError("counters: 'rank' contradicts the others")
+    most("stopped_reached", "stopped")
+    most("stopped_hit", "stopped_reached")
+    for key in ("calib_p1", "calib_p2"):
+        if (c[key][..., 1] > c[key][..., 0]).any():
+            raise InputError(f"counters: {key!r} contradicts the others")
+    most("sum_p", "reached", 1)
+    most("sum_p_top10", "reached", 1)
+    most("drafted", "verifications", 1)
+    most("beyond_reached", "beyond_drafted")
+    most("beyond_accepted", "beyond_reached")
 
 
 def _numbers(values: list[object], shape: tuple[int, ...], name: str) -> Counts:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import Any
 
 from mtpstats import result as results
 from mtpstats.stats import MAX_POSITIONS, SHOWN
-from mtpstats.summary import Estimate, Summary, deeper_or_wider, of_result
+from mtpstats.summary import Estimate, Summary, of_result
 from mtpstats.text import printable
+from mtpstats.verdict import deeper_or_wider
 
 WIDTH = 80
 LABEL = 26
@@ -32,8 +34,10 @@ def render(result: dict[str, Any]) -> str:
     timing = results.timing(result)
     parts = [_header(result)]
     summary = of_result(result)
-    if summary is not None:
-        parts += [_acceptance(summary), _ranks(summary)]
+    if summary is not None and summary.positions:
+        parts.append(_acceptance(summary))
+    if summary is not None and any(position.rank_counts for position in summary.positions):
+        parts.append(_ranks(summary))
     parts.append(_totals(timing, summary))
     notes = [*(summary.warnings if summary else ()), *_remarks(result)]
     parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
@@ -50,8 +54,8 @@ def _header(result: dict[str, Any]) -> str:
     library = environment["library"] or {}
     rows = [
         ("model", [
-            printable(model["file"]),
-            printable(model["architecture"]),
+            printable(model["file"] or "unknown"),
+            printable(model["architecture"] or ""),
             f"{_scaled(model['parameters'])} parameters" if model["parameters"] else "",
             printable(model["quantisation"] or ""),
             _plural(model["nextn_blocks"], "NextN block"),
@@ -60,9 +64,10 @@ def _header(result: dict[str, Any]) -> str:
             printable(str(environment.get("cpu", ""))),
             _plural(settings["n_threads"], "thread"),
             *_devices(environment),
-            f"llama.cpp {printable(str(library.get('version', 'unknown')))}",
+            f"llama.cpp {printable(str(library['version']))}" if "version" in library else "",
             printable(str(library.get("backend", ""))),
         ]),
+        ("source", _source(environment)),
         ("run", [
             _prompts(result),
             _plural(result["total"]["tokens"], "token"),
@@ -71,8 +76,16 @@ def _header(result: dict[str, Any]) -> str:
         ("target", _target(settings)),
     ]  # fmt: skip
     return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9) for name, cells in rows
+        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
+        for name, cells in rows
+        if any(cells)
     )
+
+
+def _source(environment: dict[str, Any]) -> list[str]:
+    """Return what a result was imported from."""
+    source = environment.get("source")
+    return [printable(text) for text in (source["kind"], *source["files"])] if source else []
 
 
 def _devices(environment: dict[str, Any]) -> list[str]:
@@ -144,9 +157,8 @@ def _ranks(summary: Summary) -> str:
         "pos" + "".join(f"{rank:>7}" for rank in range(1, SHOWN + 1)) + "   miss  1 or 2 %",
     ]
     for position in summary.positions:
-        counts = "".join(
-            f"{_count(count, 6):>7}" for count in (*position.rank_counts, position.miss_count)
-        )
+        ranks = position.rank_counts or ()
+        counts = "".join(f"{_count(count, 6):>7}" for count in (*ranks, position.miss_count))
         lines.append(f"{position.number:>3}{counts}  {_percent(position.recall[1]):>8}")
     return "\n".join(lines) + "\n"
 
@@ -163,21 +175,26 @@ def _totals(timing: results.Timing, summary: Summary | None) -> str:
             ("coverage", f"{_with_interval(summary.coverage)} drafted tokens per generated one"),
         ]
     rows.append(("tokens/s", _speed(timing)))
-    rows += [
-        (name, _time(timing.seconds[part], timing.shares[part]))
-        for part, name in (
-            ("target", "time in the target"),
-            ("head", "time in the head"),
-            ("other", "time in everything else"),
-        )
-    ]
-    rows.append(("reading the prompts", f"{timing.prompt_seconds:.2f} s"))
+    if timing.seconds["target"] is None:
+        rows.append(("time generating", _time(timing.generation_seconds, None)))
+    else:
+        rows += [
+            (name, _time(timing.seconds[part], timing.shares[part]))
+            for part, name in (
+                ("target", "time in the target"),
+                ("head", "time in the head"),
+                ("other", "time in everything else"),
+            )
+        ]
+    rows.append(("reading the prompts", _time(timing.prompt_seconds, None)))
     if summary is not None:
         rows.append(("repeated 4-grams", _loops(summary)))
     return "".join(_wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
 
 
 def _accepted(summary: Summary) -> str:
+    if summary.accepted is None or summary.drafted is None:
+        return "-"
     text = f"{summary.accepted:,} of {summary.drafted:,} tokens"
     return text if summary.acceptance is None else f"{text}, {_percent(summary.acceptance)} %"
 
@@ -197,14 +214,17 @@ def _speed(timing: results.Timing) -> str:
     return text
 
 
-def _time(seconds: float, share: float | None) -> str:
+def _time(seconds: float | None, share: float | None) -> str:
+    if seconds is None:
+        return "-"
     return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {_share_percent(share)}"
 
 
 def _remarks(result: dict[str, Any]) -> list[str]:
     """Return what a reader has to know about the run beside its statistics."""
     prompts, planned = result["prompts"], result["settings"]["n_prompts"]
-    remarks = []
+    source = result["environment"].get("source")
+    remarks = [printable(note) for note in source["notes"]] if source else []
     if planned is not None and len(prompts) < planned:
         remarks.append(f"interrupted: {len(prompts)} of {planned} prompts were finished")
     broken = [prompt["id"] for prompt in prompts if prompt["stop"] == "nan"]
@@ -219,7 +239,7 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         remarks.append(
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
-            f"{result['total']['near_ties']:,}, may fall either way"
+            f"{_count(result['total']['near_ties'], 20)}, may fall either way"
         )
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
@@ -258,8 +278,10 @@ def _scaled(count: int) -> str:
     return f"{count:,}"
 
 
-def _count(count: int, width: int) -> str:
+def _count(count: int | None, width: int) -> str:
     """Return a count in at most ``width`` characters: 1,234, or 1235k where that is too long."""
+    if count is None:
+        return "-"
     text = f"{count:,}"
     for unit in "kMGTPE":
         if len(text) <= width:
@@ -298,6 +320,8 @@ def _percent_interval(estimate: Estimate) -> str:
 def _with_interval(estimate: Estimate) -> str:
     if estimate is None:
         return "-"
+    if math.isnan(estimate.lo):  # nothing tells how sure it is
+        return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} ({estimate.lo:.2f} to {estimate.hi:.2f})"
 
 

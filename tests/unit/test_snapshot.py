@@ -160,6 +160,24 @@ def test_many_are_read_as_each_alone() -> None:
     assert second == snapshots[2]
 
 
+def test_null_counters_are_zeros_with_a_name() -> None:
+    whole, partial = Snapshot().to_dict(), Snapshot().to_dict({"rank", "miss"})
+    assert partial["rank"] is partial["miss"] is None
+    partial["verifications"], partial["drafted"][0], partial["reached"][0] = 3, 3, 2
+    snapshots, unknown = Snapshot.from_partial([whole, partial])
+    assert unknown == {"rank", "miss"}
+    assert snapshots[1].reached[0] == 2  # though no rank adds up to it
+    assert not snapshots[1].rank.any()
+    assert snapshots[1].to_dict(unknown) == partial
+    with pytest.raises(InputError, match="rank"):
+        Snapshot.from_dict(partial)
+    partial["reached"][0] = 4
+    with pytest.raises(InputError, match="reached"):
+        Snapshot.from_partial([partial])
+    with pytest.raises(InputError, match="'nan_rows' is missing"):
+        Snapshot.from_partial([{k: v for k, v in partial.items() if k != "nan_rows"}])
+
+
 def broken(path: tuple[Any, ...], value: object) -> dict[str, Any]:
     collector = Collector()
     run([3, 14, 22], collector)
