@@ -267,7 +267,7 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
         for i, item in enumerate(value):
             _check(item, spec[0], where, f"{key}[{i}]")
     elif not _is_a(value, spec):
-        raise InputError(f"{where}: {key} is {_described(value)}, expected {_NAMES[spec]}")
+        raise InputError(f"{where}: {key} is {described(value)}, expected {_NAMES[spec]}")
 
 
 _NAMES = {
@@ -291,7 +291,8 @@ def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, int if kind is _Signed else kind)
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """Return a value of a file as an error line quotes it: one short, printable line."""
     if value is None:
         return "null"
     if isinstance(value, (dict, list)):
