@@ -21,6 +21,7 @@ from mtpstats.text import printable
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
     "report": "Show a result again: as text.",
+    "compare": "Compare results of the same prompts with the first one.",
     "merge": "Add up the results of a run that was split by prompts.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }

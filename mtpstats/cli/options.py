@@ -447,6 +447,45 @@ class JsonOption:
     json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
 
 
+def _share(value: str) -> float:
+    """Read a percentage, with or without its sign, as a share."""
+    return _real(0, 100)(value.removesuffix("%").rstrip()) / 100
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What a comparison must not show."""
+
+    HEADING = "Check"
+
+    fail_if_worse: float | None = _option(
+        "--fail-if-worse",
+        type=_share,
+        default=None,
+        metavar="PERCENT",
+        help="End with exit code 3 if a result is worse than the first by more than this, beyond "
+        "chance.  [default: no check]",
+    )
+    fail_on: tuple[str, ...] = _option(
+        "--fail-on",
+        type=click.Choice(["length", "acceptance", "speed"]),
+        multiple=True,
+        default=("length",),
+        help="Which figure is checked: mean acceptance length, accepted of drafted, tokens/s. "
+        "Repeatable.  [default: length]",
+    )
+
+
+@dataclass(frozen=True)
+class ComparisonForm:
+    """How a comparison is printed."""
+
+    HEADING = "Output"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown instead of text.")
+    json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
+
+
 @dataclass(frozen=True)
 class LogOption:
     """What libllama says."""

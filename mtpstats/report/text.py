@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
 from typing import Any
 
 from mtpstats import result as results
+from mtpstats.report.numbers import (
+    counted,
+    decimal,
+    gain,
+    legend,
+    percent,
+    percent_interval,
+    plural,
+    probability,
+    scaled,
+    share_percent,
+    with_interval,
+    wrapped,
+)
 from mtpstats.stats import MAX_POSITIONS, SHOWN
-from mtpstats.summary import Estimate, Summary, of_result
+from mtpstats.summary import Summary, of_result
 from mtpstats.text import printable
 from mtpstats.verdict import deeper_or_wider
 
-WIDTH = 80
 LABEL = 26
 
 _TEMP = {
@@ -40,9 +51,9 @@ def render(result: dict[str, Any]) -> str:
         parts.append(_ranks(summary))
     parts.append(_totals(timing, summary))
     notes = [*(summary.warnings if summary else ()), *_remarks(result)]
-    parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
+    parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
     if summary is not None:
-        parts.append(_wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
+        parts.append(wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
     return "\n".join(parts)
 
 
@@ -56,13 +67,13 @@ def _header(result: dict[str, Any]) -> str:
         ("model", [
             printable(model["file"] or "unknown"),
             printable(model["architecture"] or ""),
-            f"{_scaled(model['parameters'])} parameters" if model["parameters"] else "",
+            f"{scaled(model['parameters'])} parameters" if model["parameters"] else "",
             printable(model["quantisation"] or ""),
-            _plural(model["nextn_blocks"], "NextN block"),
+            plural(model["nextn_blocks"], "NextN block"),
         ]),
         ("machine", [
             printable(str(environment.get("cpu", ""))),
-            _plural(settings["n_threads"], "thread"),
+            plural(settings["n_threads"], "thread"),
             *_devices(environment),
             f"llama.cpp {printable(str(library['version']))}" if "version" in library else "",
             printable(str(library.get("backend", ""))),
@@ -70,13 +81,13 @@ def _header(result: dict[str, Any]) -> str:
         ("source", _source(environment)),
         ("run", [
             _prompts(result),
-            _plural(result["total"]["tokens"], "token"),
+            plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
         ("target", _target(settings)),
     ]  # fmt: skip
     return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
+        wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
         for name, cells in rows
         if any(cells)
     )
@@ -97,7 +108,7 @@ def _prompts(result: dict[str, Any]) -> str:
     done, planned = len(result["prompts"]), result["settings"]["n_prompts"]
     if planned is not None and done < planned:
         return f"{done} of {planned} prompts"
-    return _plural(done, "prompt")
+    return plural(done, "prompt")
 
 
 def _limits(settings: dict[str, Any]) -> list[str]:
@@ -135,13 +146,14 @@ def _acceptance(summary: Summary) -> str:
     lines = ["pos  drafted  reached   accepted % (95 %)     p1    p2 rank 2 %    adds   wider"]
     for position in summary.positions:
         lines.append(
-            f"{position.number:>3} {_count(position.drafted, 8):>8}"
-            f" {_count(position.reached, 8):>8}  {_percent_interval(position.acceptance):>18}"
-            f"  {_share(position.p1):>5} {_share(position.p2):>5} {_percent(position.rank2):>8}"
-            f" {_gain(position.unconditional):>7} {_gain(position.widening):>7}"
+            f"{position.number:>3} {counted(position.drafted, 8):>8}"
+            f" {counted(position.reached, 8):>8}  {percent_interval(position.acceptance):>18}"
+            f"  {probability(position.p1):>5} {probability(position.p2):>5}"
+            f" {percent(position.rank2):>8}"
+            f" {gain(position.unconditional):>7} {gain(position.widening):>7}"
         )
     lines.append(
-        _legend(
+        legend(
             "accepted % of those reached. p1, p2: the head's mean probability of its first and "
             "second choice; rank 2 %: how often the second was right. Tokens per verification: "
             "adds, what this position gave; wider, what its second choice as one more leaf would "
@@ -158,8 +170,8 @@ def _ranks(summary: Summary) -> str:
     ]
     for position in summary.positions:
         ranks = position.rank_counts or ()
-        counts = "".join(f"{_count(count, 6):>7}" for count in (*ranks, position.miss_count))
-        lines.append(f"{position.number:>3}{counts}  {_percent(position.recall[1]):>8}")
+        counts = "".join(f"{counted(count, 6):>7}" for count in (*ranks, position.miss_count))
+        lines.append(f"{position.number:>3}{counts}  {percent(position.recall[1]):>8}")
     return "\n".join(lines) + "\n"
 
 
@@ -170,9 +182,9 @@ def _totals(timing: results.Timing, summary: Summary | None) -> str:
     rows: list[tuple[str, str]] = []
     if summary is not None:
         rows += [
-            ("mean acceptance length", f"{_with_interval(summary.acceptance_length)} tokens"),
+            ("mean acceptance length", f"{with_interval(summary.acceptance_length)} tokens"),
             ("accepted of drafted", _accepted(summary)),
-            ("coverage", f"{_with_interval(summary.coverage)} drafted tokens per generated one"),
+            ("coverage", f"{with_interval(summary.coverage)} drafted tokens per generated one"),
         ]
     rows.append(("tokens/s", _speed(timing)))
     if timing.seconds["target"] is None:
@@ -189,35 +201,35 @@ def _totals(timing: results.Timing, summary: Summary | None) -> str:
     rows.append(("reading the prompts", _time(timing.prompt_seconds, None)))
     if summary is not None:
         rows.append(("repeated 4-grams", _loops(summary)))
-    return "".join(_wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
+    return "".join(wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
 
 
 def _accepted(summary: Summary) -> str:
     if summary.accepted is None or summary.drafted is None:
         return "-"
     text = f"{summary.accepted:,} of {summary.drafted:,} tokens"
-    return text if summary.acceptance is None else f"{text}, {_percent(summary.acceptance)} %"
+    return text if summary.acceptance is None else f"{text}, {percent(summary.acceptance)} %"
 
 
 def _loops(summary: Summary) -> str:
     if summary.loops is None:
         return "-"
-    text = _share_percent(summary.loops)
+    text = share_percent(summary.loops)
     return text if summary.prompts == 1 else f"at most {text} of a text"
 
 
 def _speed(timing: results.Timing) -> str:
-    text = _number(timing.tokens_per_second, 1)
+    text = decimal(timing.tokens_per_second, 1)
     if timing.baseline_tokens_per_second is not None:
-        text += f"; plain decoding {_number(timing.baseline_tokens_per_second, 1)}"
-        text += f": speed-up {_number(timing.speedup)}"
+        text += f"; plain decoding {decimal(timing.baseline_tokens_per_second, 1)}"
+        text += f": speed-up {decimal(timing.speedup)}"
     return text
 
 
 def _time(seconds: float | None, share: float | None) -> str:
     if seconds is None:
         return "-"
-    return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {_share_percent(share)}"
+    return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {share_percent(share)}"
 
 
 def _remarks(result: dict[str, Any]) -> list[str]:
@@ -239,7 +251,7 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         remarks.append(
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
-            f"{_count(result['total']['near_ties'], 20)}, may fall either way"
+            f"{counted(result['total']['near_ties'], 20)}, may fall either way"
         )
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
@@ -251,79 +263,3 @@ def _remarks(result: dict[str, Any]) -> list[str]:
 def _names(ids: list[str]) -> str:
     shown = ", ".join(printable(name) for name in ids[:3])
     return f"{shown}, ..." if len(ids) > 3 else shown
-
-
-# ---- words and numbers
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) + "\n"
-
-
-def _legend(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ") + "\n"
-
-
-def _plural(count: int | None, noun: str) -> str:
-    if count is None:
-        return ""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _scaled(count: int) -> str:
-    """Return a large count as people say it: 3.4 M."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:,}"
-
-
-def _count(count: int | None, width: int) -> str:
-    """Return a count in at most ``width`` characters: 1,234, or 1235k where that is too long."""
-    if count is None:
-        return "-"
-    text = f"{count:,}"
-    for unit in "kMGTPE":
-        if len(text) <= width:
-            break
-        count, width = (count + 500) // 1000, 6
-        text = f"{count}{unit}"
-    return text
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _share(estimate: Estimate) -> str:
-    """Return a probability in four characters: .553, 1.00."""
-    if estimate is None:
-        return "-"
-    text = f"{estimate.value:.3f}"
-    return text[1:] if text.startswith("0") else text[:4]
-
-
-def _share_percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _percent(estimate: Estimate) -> str:
-    return "-" if estimate is None else f"{100 * estimate.value:.1f}"
-
-
-def _percent_interval(estimate: Estimate) -> str:
-    if estimate is None:
-        return "-"
-    return f"{100 * estimate.value:.1f} ({100 * estimate.lo:.1f}-{100 * estimate.hi:.1f})"
-
-
-def _with_interval(estimate: Estimate) -> str:
-    if estimate is None:
-        return "-"
-    if math.isnan(estimate.lo):  # nothing tells how sure it is
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} ({estimate.lo:.2f} to {estimate.hi:.2f})"
-
-
-def _gain(estimate: Estimate) -> str:
-    return "-" if estimate is None else f"+{estimate.value:.3f}"
