@@ -19,7 +19,7 @@ from mtpstats import result as results
 from mtpstats.errors import InputError
 from mtpstats.intervals import Floats, Interval, bounds, cluster_bootstrap, ratios_of_sums
 from mtpstats.stats import Snapshot
-from mtpstats.summary import Estimate, Summary, of_result
+from mtpstats.summary import FEW, Estimate, Summary, of_result
 from mtpstats.text import printable
 
 # What must be alike: it decides which texts are continued, for how long and how drafts end, so
@@ -47,7 +47,7 @@ FIGURES: Final = {
 }
 
 # Pairs of prompts: of fewer, all may change the same way by chance more often than 1 in 20 times.
-ENOUGH: Final = 6
+ENOUGH: Final = FEW
 
 BETTER: Final = "better"
 WORSE: Final = "worse"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 Estimate: TypeAlias = Interval | None
+
+FEW: Final = 6  # prompts: resampling fewer shows too little of how prompts differ
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ class _Ratios:
         found = self.found.get(name)
         if found is None or otherwise is None:
             return otherwise
-        value = otherwise.value
+        value, lo, hi = otherwise
+        if len(self.parts) < FEW and not math.isnan(lo):
+            return Interval(value, min(lo, found.lo), max(hi, found.hi))
         return Interval(value, min(value, found.lo), max(value, found.hi))
 
 
@@ -206,7 +210,8 @@ def summarise(
         total: the run's counters.
         by_prompt: the same by prompt. With two or more the intervals come from a bootstrap over
             prompts, since tokens of one prompt are not independent; otherwise, and where all
-            prompts agree, from Wilson's formula, which is too narrow for dependent tokens.
+            prompts agree, from Wilson's formula, which is too narrow for dependent tokens. With
+            fewer than six prompts the interval holds both.
         tokens: generated tokens, of the run or of each prompt; None: accepted + 1 a verification.
         loops: share of repeated 4-grams, of the text or of each prompt's.
         known: what there is when not all counters are known; None: they are.

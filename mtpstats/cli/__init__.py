@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Show a result again: as text.",
     "compare": "Compare results of the same prompts with the first one.",
     "merge": "Add up the results of a run that was split by prompts.",
+    "import": "Make a result of what a llama-server logged or counted.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -37,6 +38,11 @@ Examples:
 """
 
 
+def module(name: str) -> str:
+    """Return the name of a command's module; ``import`` is no name for one."""
+    return "imports" if name == "import" else name
+
+
 class _Group(click.Group):
     """Looks commands up in ``COMMANDS`` and imports only the one that is called."""
 
@@ -46,7 +52,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"mtpstats.cli.{cmd_name}").command
+        command = import_module(f"mtpstats.cli.{module(cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 
