@@ -32,6 +32,12 @@ Estimate: TypeAlias = Interval | None
 FEW: Final = 6  # prompts: resampling fewer shows too little of how prompts differ
 
 
+_APART: Final = (
+    *("discarded", "unresolved", "invalid", "dropped_drafts", "dropped_tokens", "cut_tokens"),
+    *("padded_rows", "nan_rows", "beyond_drafted", "beyond_reached", "beyond_accepted"),
+)
+
+
 @dataclass(frozen=True)
 class Position:
     """One draft position. ``index`` counts from 0. What the source does not hold is None."""
@@ -111,17 +117,17 @@ class Summary:
     """1 + sum of survival over the drafted positions: a draft that always goes that deep."""
     positions: tuple[Position, ...]
     """Positions drafted (or stopped at) at least once, without gaps from 0."""
-    discarded: int
-    unresolved: int
-    invalid: int
-    dropped_drafts: int
-    dropped_tokens: int
-    cut_tokens: int
-    padded_rows: int
-    nan_rows: int
-    beyond_drafted: int
-    beyond_reached: int
-    beyond_accepted: int
+    discarded: int | None
+    unresolved: int | None
+    invalid: int | None
+    dropped_drafts: int | None
+    dropped_tokens: int | None
+    cut_tokens: int | None
+    padded_rows: int | None
+    nan_rows: int | None
+    beyond_drafted: int | None
+    beyond_reached: int | None
+    beyond_accepted: int | None
     loops: float | None
     """Largest share of repeated 4-grams among the texts, None if not told."""
     prompts: int
@@ -255,17 +261,7 @@ def summarise(
         drafted_per_verification=ratios.get("drafted", _mean("drafted", total, lengths, unknown)),
         expected_length=_expected([p.survival for p in positions if p.drafted != 0]),
         positions=positions,
-        discarded=total.discarded,
-        unresolved=total.unresolved,
-        invalid=total.invalid,
-        dropped_drafts=total.dropped_drafts,
-        dropped_tokens=total.dropped_tokens,
-        cut_tokens=total.cut_tokens,
-        padded_rows=total.padded_rows,
-        nan_rows=total.nan_rows,
-        beyond_drafted=total.beyond_drafted,
-        beyond_reached=total.beyond_reached,
-        beyond_accepted=total.beyond_accepted,
+        **{name: None if name in unknown else getattr(total, name) for name in _APART},
         loops=max(shares, default=None),
         prompts=len(parts),
         warnings=warnings(total, shares, unknown),

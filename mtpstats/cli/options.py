@@ -477,6 +477,17 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class ReportForm:
+    """How a result is shown."""
+
+    HEADING = "Output (one form; text if none is asked for)"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown.")
+    csv: bool = _option("--csv", is_flag=True, help="Print every figure as a line of CSV.")
+    json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
+
+
+@dataclass(frozen=True)
 class ComparisonForm:
     """How a comparison is printed."""
 

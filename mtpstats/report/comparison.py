@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
 from mtpstats.compare import FIGURES, Comparison, Difference
-from mtpstats.report.numbers import decimal, estimate_json, legend, plural, wrapped
+from mtpstats.report.derived import plain
+from mtpstats.report.numbers import decimal, legend, plural, wrapped
 from mtpstats.result import described
 from mtpstats.text import printable
 
@@ -124,16 +124,9 @@ def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "paired": c.paired,
                 "differs": [{"field": field, "a": a, "b": b} for field, a, b in c.differs],
                 "remarks": list(c.remarks),
-                **{d.figure: _difference(d) for d in c.overall},
-                "positions": [_difference(d) for d in c.positions],
+                **{d.figure: plain(d) for d in c.overall},
+                "positions": [plain(d) for d in c.positions],
             }
             for c in comparisons
         ],
     }
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    found = dataclasses.asdict(difference)
-    found["change"] = estimate_json(difference.change)
-    found["relative"] = estimate_json(difference.relative)
-    return found

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
+from typing import TypeAlias
 
 from mtpstats.summary import Estimate
 
 WIDTH = 80
+
+Number: TypeAlias = int | float | None
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -90,10 +93,3 @@ def with_interval(estimate: Estimate) -> str:
 def gain(estimate: Estimate) -> str:
     """Return tokens per verification: +0.150."""
     return "-" if estimate is None else f"+{estimate.value:.3f}"
-
-
-def estimate_json(estimate: Estimate) -> dict[str, float | None] | None:
-    """Return an estimate as JSON types; bounds that nothing tells are null."""
-    if estimate is None:
-        return None
-    return {key: None if math.isnan(bound) else bound for key, bound in estimate._asdict().items()}

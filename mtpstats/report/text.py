@@ -25,6 +25,11 @@ from mtpstats.text import printable
 from mtpstats.verdict import deeper_or_wider
 
 LABEL = 26
+LEGEND = (
+    "accepted % of those reached. p1, p2: the head's mean probability of its first and second "
+    "choice; rank 2 %: how often the second was right. Tokens per verification: adds, what this "
+    "position gave; wider, what its second choice as one more leaf would give."
+)
 
 _TEMP = {
     "default": " (the default)",
@@ -50,7 +55,7 @@ def render(result: dict[str, Any]) -> str:
     if summary is not None and any(position.rank_counts for position in summary.positions):
         parts.append(_ranks(summary))
     parts.append(_totals(timing, summary))
-    notes = [*(summary.warnings if summary else ()), *_remarks(result)]
+    notes = [*(summary.warnings if summary else ()), *remarks(result)]
     parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
     if summary is not None:
         parts.append(wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
@@ -61,6 +66,11 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _header(result: dict[str, Any]) -> str:
+    return "".join(wrapped(f"{name:<9}{text}", " " * 9) for name, text in header_rows(result))
+
+
+def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was run, by subject, as printable text."""
     model, settings, environment = result["model"], result["settings"], result["environment"]
     library = environment["library"] or {}
     rows = [
@@ -86,11 +96,7 @@ def _header(result: dict[str, Any]) -> str:
         ]),
         ("target", _target(settings)),
     ]  # fmt: skip
-    return "".join(
-        wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
-        for name, cells in rows
-        if any(cells)
-    )
+    return [(name, ", ".join(filter(None, cells))) for name, cells in rows if any(cells)]
 
 
 def _source(environment: dict[str, Any]) -> list[str]:
@@ -152,14 +158,7 @@ def _acceptance(summary: Summary) -> str:
             f" {percent(position.rank2):>8}"
             f" {gain(position.unconditional):>7} {gain(position.widening):>7}"
         )
-    lines.append(
-        legend(
-            "accepted % of those reached. p1, p2: the head's mean probability of its first and "
-            "second choice; rank 2 %: how often the second was right. Tokens per verification: "
-            "adds, what this position gave; wider, what its second choice as one more leaf would "
-            "give."
-        )
-    )
+    lines.append(legend(LEGEND))
     return "\n".join(lines)
 
 
@@ -179,6 +178,12 @@ def _ranks(summary: Summary) -> str:
 
 
 def _totals(timing: results.Timing, summary: Summary | None) -> str:
+    rows = total_rows(timing, summary)
+    return "".join(wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
+
+
+def total_rows(timing: results.Timing, summary: Summary | None) -> list[tuple[str, str]]:
+    """Return the figures of the whole run."""
     rows: list[tuple[str, str]] = []
     if summary is not None:
         rows += [
@@ -201,7 +206,7 @@ def _totals(timing: results.Timing, summary: Summary | None) -> str:
     rows.append(("reading the prompts", _time(timing.prompt_seconds, None)))
     if summary is not None:
         rows.append(("repeated 4-grams", _loops(summary)))
-    return "".join(wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
+    return rows
 
 
 def _accepted(summary: Summary) -> str:
@@ -232,23 +237,23 @@ def _time(seconds: float | None, share: float | None) -> str:
     return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {share_percent(share)}"
 
 
-def _remarks(result: dict[str, Any]) -> list[str]:
+def remarks(result: dict[str, Any]) -> list[str]:
     """Return what a reader has to know about the run beside its statistics."""
     prompts, planned = result["prompts"], result["settings"]["n_prompts"]
     source = result["environment"].get("source")
-    remarks = [printable(note) for note in source["notes"]] if source else []
+    found = [printable(note) for note in source["notes"]] if source else []
     if planned is not None and len(prompts) < planned:
-        remarks.append(f"interrupted: {len(prompts)} of {planned} prompts were finished")
+        found.append(f"interrupted: {len(prompts)} of {planned} prompts were finished")
     broken = [prompt["id"] for prompt in prompts if prompt["stop"] == "nan"]
     if broken:
-        remarks.append(f"the target gave no finite logit: {_names(broken)}")
+        found.append(f"the target gave no finite logit: {_names(broken)}")
     full = [prompt["id"] for prompt in prompts if prompt["stop"] == "context"]
     if full:
-        remarks.append(f"the context was full before the end: {_names(full)}")
+        found.append(f"the context was full before the end: {_names(full)}")
     plain = [p for p in prompts if p["baseline"] is not None]
     different = [p["id"] for p in plain if not p["baseline"]["same_text"]]
     if different:
-        remarks.append(
+        found.append(
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
             f"{counted(result['total']['near_ties'], 20)}, may fall either way"
@@ -256,8 +261,8 @@ def _remarks(result: dict[str, Any]) -> list[str]:
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
     if apart:
-        remarks.append(f"counted apart from the statistics: {', '.join(apart)}")
-    return remarks
+        found.append(f"counted apart from the statistics: {', '.join(apart)}")
+    return found
 
 
 def _names(ids: list[str]) -> str:
