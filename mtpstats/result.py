@@ -319,7 +319,11 @@ def check_writable(path: Path) -> None:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write a result, whole or not at all; what stood there before stays if writing fails."""
-    data = dumps(result).encode()
+    write_file(path, dumps(result).encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write any file in the same way."""
     try:
         if _is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)

@@ -117,6 +117,9 @@ class Summary:
     """1 + sum of survival over the drafted positions: a draft that always goes that deep."""
     positions: tuple[Position, ...]
     """Positions drafted (or stopped at) at least once, without gaps from 0."""
+    calibration1: tuple[Estimate, ...] | None
+    """[10] by decile of the first choice's probability, over all positions: how often right."""
+    calibration2: tuple[Estimate, ...] | None
     discarded: int | None
     unresolved: int | None
     invalid: int | None
@@ -261,6 +264,8 @@ def summarise(
         drafted_per_verification=ratios.get("drafted", _mean("drafted", total, lengths, unknown)),
         expected_length=_expected([p.survival for p in positions if p.drafted != 0]),
         positions=positions,
+        calibration1=_pooled(total.calib_p1, "calib_p1" in unknown),
+        calibration2=_pooled(total.calib_p2, "calib_p2" in unknown),
         **{name: None if name in unknown else getattr(total, name) for name in _APART},
         loops=max(shares, default=None),
         prompts=len(parts),
@@ -419,6 +424,12 @@ def _position(
 
 def _calibration(deciles: Counts) -> tuple[tuple[int, int], ...]:
     return tuple((int(n), int(hit)) for n, hit in deciles)
+
+
+def _pooled(deciles: Counts, is_unknown: bool) -> tuple[Estimate, ...] | None:
+    if is_unknown:
+        return None
+    return tuple(wilson(int(hit), int(n)) for n, hit in deciles.sum(axis=0))
 
 
 def _moments(counts: Sequence[int], beyond: int, n: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
-    "report": "Show a result again: as text, Markdown, CSV or JSON.",
+    "report": "Show a result again: as text, Markdown, CSV, JSON, HTML or a picture.",
     "compare": "Compare results of the same prompts with the first one.",
     "merge": "Add up the results of a run that was split by prompts.",
     "import": "Make a result of what a llama-server logged or counted.",

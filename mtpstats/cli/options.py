@@ -485,6 +485,19 @@ class ReportForm:
     markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown.")
     csv: bool = _option("--csv", is_flag=True, help="Print every figure as a line of CSV.")
     json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
+    html: Path | None = _option(
+        "--html",
+        type=_file(),
+        metavar="FILE",
+        help="Write one self-contained page with figures.  [default: none]",
+    )
+    plot: Path | None = _option(
+        "--plot",
+        type=_file(),
+        metavar="FILE",
+        help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
+        "[default: none]",
+    )
 
 
 @dataclass(frozen=True)
