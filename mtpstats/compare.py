@@ -31,11 +31,14 @@ MUST_MATCH: Final = (
 )
 _SAMPLING: Final = ("settings.top_k", "settings.top_p", "settings.min_p")  # unused when greedy
 _TEMPLATE: Final = ("settings.chat_template", "settings.chat_template_kwargs")
-_MACHINE: Final = ("environment.cpu", "environment.devices", "settings.n_threads")
+_MACHINE: Final = (
+    *("environment.cpu", "environment.devices", "settings.n_threads", "settings.n_parallel"),
+)
 _MEANT: Final = {"n_prompts", "n_max_asked", "temp_source"}  # what was asked for, not what ran
 _LIBRARY: Final = ("version", "source", "backend", "flags")
 _SHOWN: Final = (
     *("model.file", "model.architecture", "model.quantisation", "model.sha256"),
+    *("model.draft_model.file", "model.draft_model.sha256"),
     *(f"environment.library.{key}" for key in _LIBRARY),
     *("environment.mtpstats", "environment.source.kind", "environment.cpu"),
 )
@@ -109,7 +112,8 @@ def compare(a: tuple[str, dict[str, Any]], b: tuple[str, dict[str, Any]]) -> Com
     remarks += said
     speed_fields = [field for field, _, _ in differs if field in _MACHINE]
     if speed_fields:
-        remarks.append(f"tokens/s are of unlike machines: {', '.join(speed_fields)} differ")
+        differing = ", ".join(speed_fields)
+        remarks.append(f"tokens/s are of unlike machines or loads: {differing} differ")
     if pairs:
         sides = [
             _Side(results.with_prompts(whole, [pair[i] for pair in pairs]))
@@ -152,7 +156,7 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> Iterable[tupl
     fields = [*_SHOWN, "environment.devices", *(f"settings.{key}" for key in settings)]
     for field in fields:
         here, there = _at(first, field), _at(second, field)
-        if here != there and not (field == "model.sha256" and None in (here, there)):
+        if here != there and not (field.endswith("sha256") and None in (here, there)):
             yield field, here, there
 
 

@@ -71,6 +71,7 @@ def _fields(first: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
         # the hash says more than the file's name
         if not (key == "file" and known):
             yield f"model.{key}"
+        yield f"model.draft_model.{key}"
     for key in sorted({*first["settings"], *other["settings"]} - {_ADDED, _MAY_DIFFER}):
         yield f"settings.{key}"
     yield "environment.mtpstats"

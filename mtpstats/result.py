@@ -34,15 +34,8 @@ class _Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
-@dataclass(frozen=True)
-class _Maybe:
-    """Stands in the lists below for a key that may be left out."""
-
-    spec: Any
-
-
-# An imported result knows only the generation as a whole.
-_SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation": _Maybe((float, None))}
+# A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
+_SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
 _PROMPT: dict[str, Any] = {
     "id": str,
@@ -56,6 +49,10 @@ _PROMPT: dict[str, Any] = {
     "positions": (dict, None),
     "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
 }
+_MODEL: dict[str, Any] = {
+    **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
+    **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
+}
 _RESULT: dict[str, Any] = {
     "schema": str,
     "environment": {
@@ -63,12 +60,9 @@ _RESULT: dict[str, Any] = {
         "time": (str, None),
         "library": (dict, None),
         "devices": list,
-        "source": _Maybe(({"kind": str, "files": [str], "notes": [str]}, None)),
+        "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
     },
-    "model": {
-        **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
-        **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
-    },
+    "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
         "n_predict": (_Signed, None),
         "temp_source": (str, None),
@@ -77,6 +71,7 @@ _RESULT: dict[str, Any] = {
             ("n_prompts", "n_max", "n_max_asked", "n_min", "top_k", "seed", "n_ctx", "n_threads"),
             (int, None),
         ),
+        "n_parallel?": int,
     },
     "prompts": [_PROMPT],
     "total": {
@@ -253,13 +248,12 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
             _check(value, spec[0], where, key)
     elif isinstance(spec, dict):
         _check(value, dict, where, key)
-        for name, inner in spec.items():
+        for named, inner in spec.items():
+            name = named.removesuffix("?")
             path = f"{key}.{name}" if key else name
-            if isinstance(inner, _Maybe):
-                if name not in value:
-                    continue
-                inner = inner.spec
             if name not in value:
+                if name != named:
+                    continue
                 raise InputError(f"{where}: {path} is missing")
             _check(value[name], inner, where, path)
     elif isinstance(spec, list):

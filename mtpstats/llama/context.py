@@ -6,11 +6,13 @@ import ctypes
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mtpstats.errors import ContextFull, InputError, LlamaError, MtpStatsError
+from mtpstats._core import stop_address, stop_asked
+from mtpstats.errors import ContextFull, InputError, Interrupted, LlamaError
 from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.sequences import Sequences
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -20,15 +22,16 @@ if TYPE_CHECKING:
     from mtpstats.llama.batch import Batch
     from mtpstats.llama.model import Model
 
-_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
+_MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
 class Context(Sequences):
     """A context on ``model``; with ``mtp`` the one that runs its MTP block.
 
-    Creating an MTP context switches the hidden rows of both contexts on: masked in its own, one
-    per batch token in ``other``, the target. Close it, or use it as a context manager; a context
-    closes before its model, and before the context it names as ``other``.
+    Creating an MTP context switches the hidden rows of both contexts on: masked in its own where
+    the architecture allows it, one per batch token in ``other``, the target. Close it, or use it
+    as a context manager; a context closes before its model, and before the context it names as
+    ``other``.
 
     Attributes: ``n_ctx`` (positions a sequence can have), ``n_batch``, ``n_ubatch``,
     ``n_seq_max``, ``n_rs_seq`` (as granted, 0 where the architecture has no snapshots),
@@ -101,6 +104,8 @@ class Context(Sequences):
                 raise LlamaError(f"no {kind} on {printable(model.path.name)}: {error}") from None
             self._handle: Handle = Handle("context", ptr, fn.llama_free, parents)
             self._handle.own(self)
+        # Graphs on the CPU stop between two nodes; a device ends what it began.
+        fn.llama_set_abort_callback(ptr, stop_address(), None)
         self._memory: int = fn.llama_get_memory(ptr)
         # Where one sequence ends: n_ctx itself is shared out among the sequences.
         self.n_ctx = int(fn.llama_n_ctx_seq(ptr) if fn.has("llama_n_ctx_seq") else
@@ -124,7 +129,7 @@ class Context(Sequences):
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
         if mtp:
-            self.set_nextn(True, masked=True)
+            self.set_nextn(True, masked=not model.kind.unmasked)
             if other is not None:
                 other.set_nextn(True, masked=False)
 
@@ -156,7 +161,9 @@ class Context(Sequences):
         """Run the batch. Every check of it comes before the call.
 
         Raises InputError for a batch this context cannot take, ContextFull when there is no room
-        (the memory is untouched), Interrupted, DecodeError.
+        (the memory is untouched), Interrupted after ``_core.stop(True)``, DecodeError. After the
+        last two the sequences of the batch hold what was decoded of it, or nothing at all where
+        memory is recurrent.
         """
         n = batch.n_tokens
         ptr = self._handle.ptr
@@ -176,11 +183,13 @@ class Context(Sequences):
                     fits = False
         if not fits:
             self._refuse(batch)
+        if stop_asked():
+            raise Interrupted("interrupted")
         try:
             self._decode(ptr, batch.struct(self._batch_struct))
-        except MtpStatsError:
+        except BaseException as error:  # Ctrl-C is raised here when the call returns
             self._n_decoded, self._outputs = 0, set()
-            self._resync(spans)
+            self._resync(spans, isinstance(error, ContextFull))
             raise
         if not self.shares_memory:
             for seq, (_, last) in spans.items():

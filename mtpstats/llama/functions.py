@@ -14,6 +14,7 @@ from typing import Any
 
 from mtpstats.errors import AbiMismatch, ContextFull, DecodeError, Interrupted, LlamaError
 from mtpstats.llama.log import CALLBACK, Log
+from mtpstats.llama.structs import OTHER_SOURCE
 
 _P, _I, _U, _S, _B = c_void_p, c_int32, c_uint32, c_char_p, c_bool
 _SIZES = ctypes.POINTER(c_size_t)
@@ -21,6 +22,9 @@ _BATCH, _MODEL_PARAMS, _CONTEXT_PARAMS = "llama_batch", "llama_model_params", "l
 
 # bool (*)(float progress, void * user_data): false stops the loading of a model
 PROGRESS = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
+
+# ggml_backend_reg_t (*)(const char * endpoint): what the RPC backend is asked for by name
+ADD_SERVER = ctypes.CFUNCTYPE(c_void_p, c_char_p)
 
 # void (*)(const char * error_message): hears of a failed assertion before the process is aborted
 ABORT = ctypes.CFUNCTYPE(None, c_char_p)
@@ -120,6 +124,13 @@ _OPTIONAL: list[tuple[str, list[Any], Any, str | None]] = [
     ("llama_version", [], _S, None),
     # ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t)
     ("ggml_set_abort_callback", [_P], _P, None),
+    # devices other than llama.cpp's own choice
+    ("ggml_backend_dev_buffer_type", [_P], _P, "null"),
+    ("ggml_backend_buft_name", [_P], _S, None),
+    ("ggml_backend_reg_by_name", [_S], _P, "null"),
+    # void * ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char * name)
+    ("ggml_backend_reg_get_proc_address", [_P, _S], _P, "null"),
+    ("ggml_backend_register", [_P], None, None),
     ("llama_ftype_name", [_I], _S, None),
     ("llama_model_ftype", [_P], _I, None),
     ("llama_n_ctx_seq", [_P], _U, None),
@@ -167,8 +178,7 @@ def bind(
                 if optional:
                     continue
                 raise AbiMismatch(
-                    f"{where}: the library has no symbol {symbol} ({name}); "
-                    "rebuild libllama with ./build_llama.sh"
+                    f"{where}: the library has no symbol {symbol} ({name}); {OTHER_SOURCE}"
                 ) from None
             function.argtypes = [structs[a] if isinstance(a, str) else a for a in arguments]
             function.restype = structs[result] if isinstance(result, str) else result

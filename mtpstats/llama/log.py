@@ -6,12 +6,17 @@ import _thread
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
-DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5  # enum ggml_log_level
-LEVELS = {0: "none", DEBUG: "debug", INFO: "info", WARN: "warning", ERROR: "error"}
+NONE, DEBUG, INFO, WARN, ERROR, CONT = (
+    CONSTANTS[f"GGML_LOG_LEVEL_{name}"]
+    for name in ("NONE", "DEBUG", "INFO", "WARN", "ERROR", "CONT")
+)
+LEVELS = {NONE: "none", DEBUG: "debug", INFO: "info", WARN: "warning", ERROR: "error"}
 
 # void (*)(enum ggml_log_level level, const char * text, void * user_data)
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -81,3 +86,10 @@ class Log:
         if not chosen:
             chosen = [text for level, text in new if level == WARN]
         return "; ".join(chosen[-limit:])
+
+
+def called_from_c(frame: FrameType | None) -> bool:
+    """Whether llama.cpp called what runs in ``frame``: no exception can leave it."""
+    while frame is not None and frame.f_code is not Log._receive.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -72,15 +72,10 @@ def _header(result: dict[str, Any]) -> str:
 def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what was run, by subject, as printable text."""
     model, settings, environment = result["model"], result["settings"], result["environment"]
-    library = environment["library"] or {}
+    library, n_parallel = environment["library"] or {}, settings.get("n_parallel", 1)
     rows = [
-        ("model", [
-            printable(model["file"] or "unknown"),
-            printable(model["architecture"] or ""),
-            f"{scaled(model['parameters'])} parameters" if model["parameters"] else "",
-            printable(model["quantisation"] or ""),
-            plural(model["nextn_blocks"], "NextN block"),
-        ]),
+        ("model", _model(model)),
+        *([("head", _model(model["draft_model"]))] if "draft_model" in model else []),
         ("machine", [
             printable(str(environment.get("cpu", ""))),
             plural(settings["n_threads"], "thread"),
@@ -91,6 +86,7 @@ def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("source", _source(environment)),
         ("run", [
             _prompts(result),
+            f"{n_parallel} at a time" if n_parallel > 1 else "",
             plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
@@ -103,6 +99,16 @@ def _source(environment: dict[str, Any]) -> list[str]:
     """Return what a result was imported from."""
     source = environment.get("source")
     return [printable(text) for text in (source["kind"], *source["files"])] if source else []
+
+
+def _model(model: dict[str, Any]) -> list[str]:
+    return [
+        printable(model["file"] or "unknown"),
+        printable(model["architecture"] or ""),
+        f"{scaled(model['parameters'])} parameters" if model["parameters"] else "",
+        printable(model["quantisation"] or ""),
+        plural(model["nextn_blocks"], "NextN block"),
+    ]
 
 
 def _devices(environment: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,6 +135,34 @@ UNSEEN: dict[str, set[str]] = {
 }
 
 
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_a_version_without_a_needed_field_is_told_to_be_of_no_use(
+    lib: Library, struct: str
+) -> None:
+    fields = lib.manifest["structs"][struct]["fields"]
+    for field in structs.REQUIRED[struct]:
+        without = {name: place for name, place in fields.items() if name != field}
+        with pytest.raises(AbiMismatch) as raised:
+            structs.build(struct, relaid(without), "here")
+        assert str(raised.value).startswith(f"here: {struct}.{field} is needed and missing; ")
+        assert "cannot use this llama.cpp" in str(raised.value)
+
+
+def test_constants_are_what_the_headers_say_or_the_library_is_refused(
+    lib: Library, altered: Callable[..., Path]
+) -> None:
+    enums = lib.manifest["enums"]
+    assert {name: enums[name] for name in structs.CONSTANTS} == structs.CONSTANTS
+    for name in structs.CONSTANTS:
+
+        def change(manifest: Manifest, name: str = name) -> None:
+            manifest["enums"][name] += 1
+
+        with pytest.raises(AbiMismatch, match=f"{name} is {enums[name] + 1}, not {enums[name]}; "):
+            load(altered(change))
+    structs.check_constants({}, "here")
+
+
 @pytest.mark.parametrize("sees_writes", [True, False])
 def test_a_swap_of_neighbours_is_refused_where_their_defaults_differ(
     lib: Library, monkeypatch: pytest.MonkeyPatch, sees_writes: bool
@@ -253,7 +282,7 @@ def test_a_manifest_json_cannot_be_read_from_is_refused(tmp_path: Path, text: st
     ("place", "right"),
     [
         ("source", dict), ("cmake_args", list), ("library", str), ("structs", None),
-        ("symbols", None), ("files", None), ("symbols.x", str), ("files.x", str),
+        ("enums", dict), ("symbols", None), ("files", None), ("symbols.x", str), ("files.x", str),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_in_the_manifest_is_refused(
@@ -447,6 +476,11 @@ def test_log_is_bounded() -> None:
     assert log.count == 10_001
 
 
+def run(code: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+
 def test_an_abort_seen_by_several_threads_is_told_once():
     code = """
 import os, threading, time
@@ -457,10 +491,45 @@ def listener(text):
     time.sleep(0.3)
     os._exit(1)
 library.on_abort(listener)
-threads = [threading.Thread(target=library._abort, args=(b"no.",)) for _ in range(4)]
+threads = [threading.Thread(target=library._last_words.callback, args=(b"no.",)) for _ in range(4)]
 for thread in threads:
     thread.start()
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = run(code)
     assert (done.returncode, done.stderr) == (1, b"no.")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_abort_of_another_kind_is_told_as_well(ends):
+    code = f"""
+import os
+from mtpstats import llama
+library = llama.load()
+def listener(text):
+    os.write(2, text.encode())
+    if {ends}:
+        os._exit(1)
+library.on_abort(listener)
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.stderr == b"SIGABRT"
+    # A listener that comes back leaves the process to its fate.
+    assert done.returncode == (1 if ends else -signal.SIGABRT)
+
+
+def test_without_a_listener_an_abort_is_what_it_was():
+    code = """
+import os
+from mtpstats import llama
+library = llama.load()
+library.on_abort(print)
+library.on_abort(None)
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGABRT, b"", b"")

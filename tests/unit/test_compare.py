@@ -196,7 +196,7 @@ def test_what_differs_is_listed_and_machines_are_remarked_on():
         ("settings.n_threads", 1, 2),
         ("settings.type_k", None, "q8_0"),
     )
-    assert "tokens/s are of unlike machines: settings.n_threads differ" in found.remarks
+    assert "tokens/s are of unlike machines or loads: settings.n_threads differ" in found.remarks
 
 
 def test_settings_that_one_does_not_say_are_remarked_on():

@@ -248,6 +248,9 @@ def damaged(result: dict, key: str, value: object) -> dict:
         ("environment.devices", None, ["environment.devices is null"]),
         ("environment.source", {"kind": "x", "files": []}, ["environment.source.notes is missing"]),
         ("total.tokens", None, ["total.tokens is null"]),
+        ("model.draft_model", {**MODEL, "size": "7"}, ["model.draft_model.size is '7'"]),
+        ("model.draft_model", None, ["model.draft_model is null, expected an object"]),
+        ("settings.n_parallel", "4", ["settings.n_parallel is '4', expected a count"]),
         ("settings", [], ["settings is a list, expected an object"]),
         ("settings.top_k", ..., ["settings.top_k is missing"]),
         ("settings.n_predict", "all", ["settings.n_predict is 'all', expected an integer"]),
@@ -301,6 +304,13 @@ def test_what_one_prompt_does_not_know_the_total_does_not(result):
     assert timing.generation_seconds == 2.625
     assert timing.prompt_seconds is None
     assert timing.shares == {"target": None, "head": None, "other": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("settings.n_parallel", 4), ("model.draft_model", MODEL)]
+)
+def test_what_may_be_missing_may_be_there(result, key, value):
+    results.validate(damaged(result, key, value), "r.json")
 
 
 @pytest.mark.parametrize(
