@@ -16,7 +16,7 @@ import numpy as np
 from mtpstats.cautions import warnings
 from mtpstats.errors import InputError
 from mtpstats.intervals import Interval, Z, cluster_bootstrap, greenwood, wilson
-from mtpstats.stats import CENSOR_REASONS, SHOWN, Counts, Floats, Snapshot, stacked
+from mtpstats.stats import CENSOR_REASONS, MAX_POSITIONS, SHOWN, Counts, Floats, Snapshot, stacked
 
 __all__ = [
     "Known",
@@ -211,6 +211,7 @@ def summarise(
     loops: float | Sequence[float | None] | None = None,
     *,
     known: Known | None = None,
+    positions: int | None = None,
     seed: int = 0,
 ) -> Summary:
     """Everything that follows from the counters of a run.
@@ -224,6 +225,7 @@ def summarise(
         tokens: generated tokens, of the run or of each prompt; None: accepted + 1 a verification.
         loops: share of repeated 4-grams, of the text or of each prompt's.
         known: what there is when not all counters are known; None: they are.
+        positions: the first few of them only; None: all.
         seed: of the bootstrap.
 
     Raises:
@@ -240,12 +242,12 @@ def summarise(
     if generated < 0 or min(made, default=0) < 0 or len(made) != len(parts):
         raise InputError(f"{len(made)} token counts, {generated} in all, for {len(parts)} prompts")
     lengths = _lengths(total, parts, known)
-    depth = _depth(total)
+    depth = min(_depth(total), MAX_POSITIONS if positions is None else positions)
     ratios = _Ratios(parts, seed)
     _add_figures(ratios, depth, made, lengths)
     ratios.solve()
     survival = greenwood(total.accepted.tolist()[:depth], total.reached.tolist()[:depth])
-    positions = tuple(_position(total, i, survival[i], ratios, unknown) for i in range(depth))
+    shown = tuple(_position(total, i, survival[i], ratios, unknown) for i in range(depth))
     drafted, accepted, passes = lengths.drafted, lengths.accepted, lengths.passes
     told = drafted is not None and accepted is not None
     shares = (
@@ -262,8 +264,8 @@ def summarise(
         ),
         coverage=ratios.get("coverage", _coverage(total, generated, lengths, unknown)),
         drafted_per_verification=ratios.get("drafted", _mean("drafted", total, lengths, unknown)),
-        expected_length=_expected([p.survival for p in positions if p.drafted != 0]),
-        positions=positions,
+        expected_length=_expected([p.survival for p in shown if p.drafted != 0]),
+        positions=shown,
         calibration1=_pooled(total.calib_p1, "calib_p1" in unknown),
         calibration2=_pooled(total.calib_p2, "calib_p2" in unknown),
         **{name: None if name in unknown else getattr(total, name) for name in _APART},

@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "Compare results of the same prompts with the first one.",
     "merge": "Add up the results of a run that was split by prompts.",
     "import": "Make a result of what a llama-server logged or counted.",
+    "replay": "Say from a trace what drafting policies would have done.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -35,6 +36,7 @@ Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
   mtpstats report a.json                   the result again
+  mtpstats replay run.trace                what other drafts would have done
   mtpstats info -m model.gguf              can this model draft?
 """
 

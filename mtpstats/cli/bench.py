@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,8 +15,10 @@ import click
 from mtpstats.cli import options
 from mtpstats.cli.output import check, deliver
 from mtpstats.cli.streams import last_words, show_log, to_stderr
+from mtpstats.errors import InputError
 
 if TYPE_CHECKING:
+    from mtpstats.prepare import Selection
     from mtpstats.prompts import Prompt
     from mtpstats.run import BenchSettings
 
@@ -31,6 +34,10 @@ Examples:
       a head of its own file; four prompts at a time, 4096 tokens of context each
   mtpstats bench -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052 -ts 3,1
       layers on two machines that run llama.cpp's rpc-server
+  mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
+      100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
+      the built-in conversations, answered without thinking first
 """
 
 
@@ -39,6 +46,7 @@ Examples:
     model=options.ModelOptions,
     devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
     run=options.RunOptions,
@@ -49,6 +57,7 @@ def command(
     model: options.ModelOptions,
     devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
@@ -62,12 +71,14 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     check(output)
-    prompts = _gather(texts)
+    sampling = _with_seed(sampling)
+    prompts = _gather(texts, sampling.seed if choice.shuffle else None)
+    selection = _selection(choice)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    settings = _settings(model, devices, drafting, sampling, run, output)
+    settings = _settings(model, devices, drafting, sampling, run, output, selection)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -104,18 +115,51 @@ def command(
     deliver(result, output)
 
 
-def _gather(texts: options.PromptOptions) -> list[Prompt]:
+def _with_seed(sampling: options.SamplingOptions) -> options.SamplingOptions:
+    """Draw the seed if it is to be random, for the order of the prompts hangs on it, too."""
+    if sampling.seed >= 0:
+        return sampling
+    import secrets
+
+    return replace(sampling, seed=secrets.randbelow(2**32))
+
+
+def _gather(texts: options.PromptOptions, shuffle_seed: int | None = None) -> list[Prompt]:
     """Return the prompts of all sources, the built-in ones if there are none."""
     from mtpstats import prompts
 
-    found = [
-        prompts.from_text(text, f"prompt-{number}", escape=texts.escape)
-        for number, text in enumerate(texts.prompt, 1)
-    ]
-    found += [prompts.from_file(path, escape=texts.escape) for path in texts.file]
-    for path in texts.prompts:
-        found += prompts.load(path)
-    return prompts.with_unique_ids(found or prompts.builtin())
+    found = prompts.gather(
+        prompts.Sources(
+            texts.prompt,
+            texts.file,
+            texts.prompts,
+            texts.suite,
+            texts.escape,
+            prompts.Fields(texts.prompt_field, texts.category_field),
+        )
+    )
+    return found if shuffle_seed is None else prompts.shuffled(found, shuffle_seed)
+
+
+def _selection(choice: options.SelectionOptions) -> Selection:
+    from mtpstats import prepare
+
+    selection = prepare.Selection(
+        chat=choice.chat,
+        template_kwargs=choice.chat_template_kwargs,
+        min_tokens=choice.min_tokens,
+        max_tokens=choice.max_tokens,
+        limit=choice.limit,
+        shuffled=choice.shuffle,
+    )
+    if choice.max_tokens is not None and choice.max_tokens < choice.min_tokens:
+        raise InputError("--max-tokens is less than --min-tokens: no prompt can have both")
+    if choice.chat_template is None:
+        return selection
+    if choice.chat is False:
+        raise InputError("--no-chat uses no chat template: leave out --chat-template")
+    source, name = prepare.read_template(choice.chat_template)
+    return replace(selection, template=source, template_name=name)
 
 
 def _settings(
@@ -125,6 +169,7 @@ def _settings(
     sampling: options.SamplingOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
+    selection: Selection,
 ) -> BenchSettings:
     from mtpstats.llama import Placement
     from mtpstats.run import BenchSettings, builtin_model
@@ -167,6 +212,7 @@ def _settings(
         stats=not run.no_stats,
         stats_every=run.stats_every,
         hash_model=output.json or output.output is not None,
+        selection=selection,
     )
 
 

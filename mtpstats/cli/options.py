@@ -42,7 +42,7 @@ class Command(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):
                 heading = getattr(param, "heading", "Other")
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -268,7 +268,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What is continued; all sources add up, ``prompt`` first, then ``file``, then ``prompts``."""
+    """What is continued; all sources add up: ``prompt``, ``file``, ``prompts``, ``suite``."""
 
     HEADING = "Prompts (all of them are used; none given: the built-in ones)"
 
@@ -285,15 +285,35 @@ class PromptOptions:
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file that is one prompt as a whole. Repeatable.",
+        help="A file that is one prompt as a whole, a directory of such files, or - for standard "
+        "input. Repeatable.",
     )
     prompts: tuple[Path, ...] = _option(
         "--prompts",
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file of many prompts: .txt one per line; .jsonl one string or object with "
-        '"prompt" (and "id", "category" if you like) per line; .json a list of such. Repeatable.',
+        help="A file of many prompts, a directory of such files, or - for standard input: .txt one "
+        'per line; .jsonl and .json with OpenAI "messages" (and "tools"), ShareGPT '
+        '"conversations", or "prompt"; .csv and .tsv with a column "prompt". "id" and "category" '
+        "are kept. Repeatable.",
+    )
+    suite: bool = _option(
+        "--suite",
+        is_flag=True,
+        help="The built-in conversations for real models: 45 in 9 categories, from code to prose.",
+    )
+    prompt_field: str | None = _option(
+        "--prompt-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the prompt.  [default: "messages", "conversations" or '
+        '"prompt", whichever comes first]',
+    )
+    category_field: str | None = _option(
+        "--category-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the category.  [default: "category"; of several files, '
+        "else the file's name]",
     )
     escape: bool = _option(
         "-e",
@@ -301,6 +321,58 @@ class PromptOptions:
         default=True,
         help=r"Turn \n \r \t \' \" \\ \xHH in -p and -f texts into what they stand for, as "
         "llama.cpp does.  [default: --escape]",
+    )
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Which prompts run, and what makes text of conversations."""
+
+    HEADING = "Chat template and selection"
+
+    chat: bool | None = _option(
+        "--chat/--no-chat",
+        default=None,
+        help="--chat: every text prompt is a user's message; --no-chat: no template, conversations "
+        "are their texts.  [default: conversations go through the model's chat template, texts "
+        "stay as they are]",
+    )
+    chat_template: Path | None = _option(
+        "--chat-template",
+        "--chat-template-file",
+        type=values.file(),
+        metavar="FILE",
+        help="A Jinja file to use as template.  [default: the one that the model carries]",
+    )
+    chat_template_kwargs: dict[str, Any] = _option(
+        "--chat-template-kwargs",
+        type=values.json_object,
+        default="{}",
+        metavar="JSON",
+        help="Variables for the template, for instance '{\"enable_thinking\": false}'.  "
+        "[default: {}]",
+    )
+    shuffle: bool = _option(
+        "--shuffle", is_flag=True, help="Take the prompts in an order that --seed decides."
+    )
+    limit: int | None = _option(
+        "--limit",
+        type=values.whole(1),
+        metavar="N",
+        help="Run at most N prompts, the first ones.  [default: all]",
+    )
+    min_tokens: int = _option(
+        "--min-tokens",
+        type=values.whole(0),
+        default=0,
+        metavar="N",
+        help="Leave out prompts with fewer tokens.  [default: 0]",
+    )
+    max_tokens: int | None = _option(
+        "--max-tokens",
+        type=values.whole(1),
+        metavar="N",
+        help="Leave out prompts with more tokens.  [default: as many as the context holds]",
     )
 
 
@@ -445,6 +517,54 @@ class RunOptions:
         is_flag=True,
         help="Print prompts and text on standard error as they are made; with -np one after "
         "the other, the first of them live.",
+    )
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What is replayed from a trace."""
+
+    HEADING = "Replay"
+
+    policy: tuple[str, ...] = _option(
+        "--policy",
+        multiple=True,
+        metavar="SPEC",
+        help="chain:n_max=4,p_min=0.6 (and n_min); gated:n_max=4,p1_max=0.7,p2_min=0.2 (and "
+        "p_min, n_min, p3_min); adaptive:n_max=8 (and low, start, up, down, p_min); "
+        "tree:[[0],[1],[0,0]] or tree:FILE.json. Repeatable.  [default: llama.cpp's own, "
+        "chain:n_max=3, and the longest chain recorded]",
+    )
+    starts: str = _option(
+        "--starts",
+        type=click.Choice(["policy", "uniform"]),
+        default="policy",
+        show_default=True,
+        help="policy: the roots at which the policy starts, as in a run; uniform: every root once.",
+    )
+    n_predict: int | None = _option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=values.whole(0),
+        default=None,
+        metavar="N",
+        help="Tokens to generate per prompt.  [default: as many as were recorded]",
+    )
+    n_ctx: int | None = _option(
+        "-c",
+        "--ctx-size",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Context of the run, in tokens.  [default: large enough]",
+    )
+    trees: tuple[int, ...] = _option(
+        "--trees",
+        type=values.whole(1, 256),
+        multiple=True,
+        metavar="N",
+        help="Also find, score and draw the best tree of N nodes. Repeatable.",
     )
 
 

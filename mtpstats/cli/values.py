@@ -125,3 +125,16 @@ def file(**kinds: bool) -> click.Path:
 def share(value: str) -> float:
     """Read a percentage, with or without its sign, as a share."""
     return real(0, 100)(value.removesuffix("%").rstrip()) / 100
+
+
+def json_object(value: str | dict[str, Any]) -> dict[str, Any]:
+    """Read a JSON object."""
+    import json
+
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object such as '{{\"key\": true}}'.")
+    return found

@@ -140,10 +140,15 @@ class Context(Sequences):
         self._nextn_ith = self._fn.llama_get_embeddings_nextn_ith
         self._width = self.n_embd_out if self.mtp else 0
         self._nextn: tuple[bool, bool] = (False, False)
-        # What the last decode left: number of tokens, indices with logits, rows as set then.
+        # What the last decode left: number of tokens, indices with logits, whether these are all,
+        # rows as set then.
         self._n_decoded = 0
         self._outputs: set[int] = set()
+        self._all_outputs = False
         self._rows: tuple[bool, bool] = (False, False)
+        # Address of the first logits and hidden row where all are asked for, 0 before the first
+        # call: the others follow in the order of the batch, and a call costs more than a sum.
+        self._first_logits = self._first_row = 0
 
     @property
     def ptr(self) -> int:
@@ -196,7 +201,9 @@ class Context(Sequences):
                 following[seq] = last + 1
         self._n_decoded = n
         self._outputs = batch.outputs
+        self._all_outputs = len(batch.outputs) == n
         self._rows = self._nextn
+        self._first_logits = self._first_row = 0
         if self._recurrent:
             self._note_snapshots(batch)
 
@@ -255,8 +262,14 @@ class Context(Sequences):
         """
         if i not in self._outputs or i >= self._n_decoded or self._handle.ptr is None:
             self._no_row("logits", i)
-        address: int | None = self._logits_ith(self._handle.ptr, i)
-        return address or self._no_row("logits", i)
+        address: int | None
+        if not self._all_outputs:
+            address = self._logits_ith(self._handle.ptr, i)
+            return address or self._no_row("logits", i)
+        if not self._first_logits:
+            address = self._logits_ith(self._handle.ptr, 0)
+            self._first_logits = address or self._no_row("logits", 0)
+        return self._first_logits + 4 * self.n_vocab * i
 
     def logits(self, i: int) -> NDArray[np.float32]:
         """Logits of token ``i`` of the last batch as a view, float32[n_vocab].
@@ -288,8 +301,14 @@ class Context(Sequences):
             or self._handle.ptr is None
         ):
             self._no_row("hidden row", i)
-        address: int | None = self._nextn_ith(self._handle.ptr, i)
-        return address or self._no_row("hidden row", i)
+        address: int | None
+        if masked and not self._all_outputs:
+            address = self._nextn_ith(self._handle.ptr, i)
+            return address or self._no_row("hidden row", i)
+        if not self._first_row:
+            address = self._nextn_ith(self._handle.ptr, 0)
+            self._first_row = address or self._no_row("hidden row", 0)
+        return self._first_row + 4 * self.n_embd_out * i
 
     def nextn_rows_address(self) -> int:
         """Address of all hidden rows of the last batch, float32[n_tokens, n_embd_out].
@@ -298,7 +317,7 @@ class Context(Sequences):
         """
         if self._rows != (True, False) or not self._n_decoded:
             self._no_row("unmasked hidden rows", 0)
-        return self._fn.llama_get_embeddings_nextn(self.ptr)  # type: ignore[no-any-return]
+        return self.nextn_address(0)
 
     def nextn(self, i: int) -> NDArray[np.float32]:
         """Hidden row of token ``i`` of the last batch as a view, float32[n_embd_out].
@@ -345,6 +364,6 @@ class Context(Sequences):
 def _view(address: int, count: int) -> NDArray[np.float32]:
     import numpy as np
 
-    memory: Any = (ctypes.c_float * count).from_address(address)
+    memory: Any = (ctypes.c_float * count).from_address(int(address))
     view: NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
     return view

@@ -267,6 +267,20 @@ class Model:
         """The token that begins a text, -1 if there is none."""
         return int(self._fn.llama_vocab_bos(self._vocab_ptr()))
 
+    @property
+    def eos(self) -> int:
+        """The token that ends a text, -1 if there is none."""
+        return int(self._fn.llama_vocab_eos(self._vocab_ptr()))
+
+    @property
+    def adds(self) -> tuple[bool, bool]:
+        """Whether ``tokenize`` puts BOS before a text, and EOS behind it."""
+        vocab = self._vocab_ptr()
+        return (
+            bool(self._fn.llama_vocab_get_add_bos(vocab)),
+            bool(self._fn.llama_vocab_get_add_eos(vocab)),
+        )
+
     def _check_token(self, token: int) -> None:
         if not 0 <= token < self.n_vocab:
             raise InputError(f"token {token} is outside the vocabulary of {self.n_vocab}")

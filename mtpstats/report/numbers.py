@@ -93,3 +93,21 @@ def with_interval(estimate: Estimate) -> str:
 def gain(estimate: Estimate) -> str:
     """Return tokens per verification: +0.150."""
     return "-" if estimate is None else f"+{estimate.value:.3f}"
+
+
+def within(estimate: Estimate, width: int) -> str:
+    """Return an estimate and its interval with as many digits as fit."""
+    if estimate is None:
+        return "-"
+    if math.isnan(estimate.lo):
+        return f"{estimate.value:.2f}"
+    for digits in (2, 1, 0):
+        text = "{0:.{3}f} ({1:.{3}f}-{2:.{3}f})".format(*estimate, digits)
+        if len(text) <= width:
+            break
+    return text
+
+
+def per_token(estimate: Estimate) -> str:
+    """Return tokens per token in at most five characters: 0.87."""
+    return "-" if estimate is None else f"{estimate.value:.2f}"[:5].rstrip(".")

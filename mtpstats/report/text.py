@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from mtpstats import result as results
+from mtpstats.categories import of_categories
 from mtpstats.report.numbers import (
     counted,
     decimal,
     gain,
     legend,
+    per_token,
     percent,
     percent_interval,
     plural,
@@ -17,6 +20,7 @@ from mtpstats.report.numbers import (
     scaled,
     share_percent,
     with_interval,
+    within,
     wrapped,
 )
 from mtpstats.stats import MAX_POSITIONS, SHOWN
@@ -30,6 +34,7 @@ LEGEND = (
     "choice; rank 2 %: how often the second was right. Tokens per verification: adds, what this "
     "position gave; wider, what its second choice as one more leaf would give."
 )
+MOST_CATEGORIES = 20
 
 _TEMP = {
     "default": " (the default)",
@@ -54,6 +59,7 @@ def render(result: dict[str, Any]) -> str:
         parts.append(_acceptance(summary))
     if summary is not None and any(position.rank_counts for position in summary.positions):
         parts.append(_ranks(summary))
+    parts += _categories(result)
     parts.append(_totals(timing, summary))
     notes = [*(summary.warnings if summary else ()), *remarks(result)]
     parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
@@ -90,6 +96,7 @@ def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
             plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
+        ("chat", _chat(settings)),
         ("target", _target(settings)),
     ]  # fmt: skip
     return [(name, ", ".join(filter(None, cells))) for name, cells in rows if any(cells)]
@@ -137,6 +144,17 @@ def _limits(settings: dict[str, Any]) -> list[str]:
     return cells
 
 
+def _chat(settings: dict[str, Any]) -> list[str]:
+    """Return what made text of conversations; nothing for a run without."""
+    template = settings.get("chat_template")
+    if template is None:
+        return []
+    whose = "the model's template" if template == "model" else f"template {printable(template)}"
+    kwargs = settings["chat_template_kwargs"]
+    cells = [f"{printable(key)} {printable(json.dumps(value))}" for key, value in kwargs.items()]
+    return [f"{plural(settings['chat_prompts'], 'conversation')} by {whose}", *cells]
+
+
 def _target(settings: dict[str, Any]) -> list[str]:
     temp, why = settings["temp"], _TEMP.get(settings["temp_source"], "")
     if temp is None:
@@ -178,6 +196,30 @@ def _ranks(summary: Summary) -> str:
         counts = "".join(f"{counted(count, 6):>7}" for count in (*ranks, position.miss_count))
         lines.append(f"{position.number:>3}{counts}  {percent(position.recall[1]):>8}")
     return "\n".join(lines) + "\n"
+
+
+def _categories(result: dict[str, Any]) -> list[str]:
+    """Return the figures of each category, if there are two or more."""
+    found, more = of_categories(result, MOST_CATEGORIES)
+    if not found:
+        return []
+    lines = [
+        "by category; accepted and rank 2 are of position 1",
+        f"{'category':<15}{'prompts':>7}{'tokens':>8}{'accepted % (95 %)':>19}{'rank 2':>7}"
+        f"{'length (95 %)':>18}{'cov.':>6}",
+    ]
+    for category in found:
+        name = "-" if category.name is None else printable(category.name)
+        lines.append(
+            f"{name if len(name) < 15 else name[:11] + '...':<15}"
+            f"{counted(category.prompts, 6):>7}{counted(category.tokens, 7):>8}"
+            f"{percent_interval(category.acceptance):>19}{percent(category.rank2):>7}"
+            f"{within(category.acceptance_length, 17):>18}{per_token(category.coverage):>6}"
+        )
+    if more > 0:
+        lines.append(f"  and {more:,} more, each with no more prompts than these")
+    lines.append(legend("length: mean acceptance length; cov.: drafted per generated token."))
+    return ["\n".join(lines)]
 
 
 # ---- totals
@@ -263,6 +305,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
             f"{counted(result['total']['near_ties'], 20)}, may fall either way"
+        )
+    if result["model"].get("chat_template") and not result["settings"].get("chat_prompts"):
+        found.append(
+            "the prompts were continued as plain text; this model has a chat template, and --chat "
+            "makes each a user's message"
         )
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
