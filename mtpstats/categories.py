@@ -58,7 +58,7 @@ def by_category(
     ]
 
 
-def of_categories(result: dict[str, Any], most: int) -> tuple[list[Category], int]:
+def of_categories(result: dict[str, Any], most: int | None = None) -> tuple[list[Category], int]:
     """The largest categories of a result, and how many more there are.
 
     None for a run without statistics, or of one category.

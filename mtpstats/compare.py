@@ -30,11 +30,12 @@ MUST_MATCH: Final = (
     *("settings.temp", "settings.top_k", "settings.top_p", "settings.min_p"),
 )
 _SAMPLING: Final = ("settings.top_k", "settings.top_p", "settings.min_p")  # unused when greedy
-_TEMPLATE: Final = ("settings.chat_template", "settings.chat_template_kwargs")
+_TEMPLATE: Final = ("settings.chat_template_sha256", "settings.chat_template_kwargs")
 _MACHINE: Final = (
     *("environment.cpu", "environment.devices", "settings.n_threads", "settings.n_parallel"),
 )
-_MEANT: Final = {"n_prompts", "n_max_asked", "temp_source"}  # what was asked for, not what ran
+# What was asked for, or how many: not what ran.
+_MEANT: Final = {"n_prompts", "chat_prompts", "n_max_asked", "temp_source"}
 _LIBRARY: Final = ("version", "source", "backend", "flags")
 _SHOWN: Final = (
     *("model.file", "model.architecture", "model.quantisation", "model.sha256"),

@@ -12,7 +12,7 @@ from mtpstats.text import printable
 
 # Settings that may differ between shards. The context is as large as a shard's longest prompt
 # needs; where it was too small for one, that prompt's ``stop`` says so.
-_ADDED: Final = "n_prompts"
+_ADDED: Final = ("n_prompts", "chat_prompts")
 _MAY_DIFFER: Final = "n_ctx"
 
 _MODEL: Final = (
@@ -72,7 +72,7 @@ def _fields(first: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
         if not (key == "file" and known):
             yield f"model.{key}"
         yield f"model.draft_model.{key}"
-    for key in sorted({*first["settings"], *other["settings"]} - {_ADDED, _MAY_DIFFER}):
+    for key in sorted({*first["settings"], *other["settings"]} - {*_ADDED, _MAY_DIFFER}):
         yield f"settings.{key}"
     yield "environment.mtpstats"
     for key in _LIBRARY:
@@ -126,13 +126,13 @@ def _model(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _settings(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     settings = [result["settings"] for result in every]
-    planned = [s[_ADDED] for s in settings]
     contexts = {s[_MAY_DIFFER] for s in settings}
-    return {
-        **settings[0],
-        _ADDED: None if None in planned else sum(planned),
-        _MAY_DIFFER: contexts.pop() if len(contexts) == 1 else None,
-    }
+    merged = {**settings[0], _MAY_DIFFER: contexts.pop() if len(contexts) == 1 else None}
+    for key in _ADDED:
+        if any(key in s for s in settings):
+            counts = [s.get(key) for s in settings]
+            merged[key] = None if None in counts else sum(counts)
+    return merged
 
 
 def _environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from typing import Any, Final
 
 from mtpstats import result as results
+from mtpstats.categories import of_categories
 from mtpstats.intervals import Interval
 from mtpstats.report import text
 from mtpstats.summary import of_result
@@ -28,6 +29,7 @@ def as_json(result: dict[str, Any]) -> dict[str, Any]:
         "settings": result["settings"],
         "timing": plain(timing),
         "summary": plain(summary),
+        "categories": plain(of_categories(result)[0]),
         "remarks": text.remarks(result),
         "deeper_or_wider": None if summary is None else deeper_or_wider(summary, timing.speedup),
     }

@@ -31,6 +31,10 @@ def render(result: dict[str, Any]) -> str:
         parts += [_positions(summary), cell(text.LEGEND) + "\n"]
     if summary is not None and any(position.rank_counts for position in summary.positions):
         parts += ["Rank of the target's choice among the head's candidates:\n", _ranks(summary)]
+    categories, more = text.category_rows(result)
+    if categories:
+        parts += [text.CATEGORIES.capitalize() + ":\n", _categories(categories, more)]
+        parts.append(text.CATEGORY_LEGEND + "\n")
     totals = text.total_rows(timing, summary)
     parts.append(table(("figure", "value"), [(name, cell(value)) for name, value in totals], "ll"))
     notes = [*(summary.warnings if summary else ()), *text.remarks(result)]
@@ -85,6 +89,13 @@ def _ranks(summary: Summary) -> str:
     ]
     heads = "pos", *map(str, range(1, SHOWN + 1)), "miss", "1 or 2 %"
     return table(heads, rows, "r" * len(heads))
+
+
+def _categories(rows: Sequence[Sequence[str]], more: int) -> str:
+    escaped = [(cell(name), *cells) for name, *cells in rows]
+    if more:
+        escaped.append((f"and {more:,} more", *("" for _ in text.CATEGORY_HEADS[1:])))
+    return table(text.CATEGORY_HEADS, escaped, "l" + "r" * (len(text.CATEGORY_HEADS) - 1))
 
 
 def cell(text: str) -> str:

@@ -35,6 +35,11 @@ LEGEND = (
     "position gave; wider, what its second choice as one more leaf would give."
 )
 MOST_CATEGORIES = 20
+CATEGORIES = "by category; accepted and rank 2 are of position 1"
+CATEGORY_HEADS = (
+    *("category", "prompts", "tokens", "accepted % (95 %)", "rank 2", "length (95 %)", "cov."),
+)
+CATEGORY_LEGEND = "length: mean acceptance length; cov.: drafted per generated token."
 
 _TEMP = {
     "default": " (the default)",
@@ -200,26 +205,39 @@ def _ranks(summary: Summary) -> str:
 
 def _categories(result: dict[str, Any]) -> list[str]:
     """Return the figures of each category, if there are two or more."""
-    found, more = of_categories(result, MOST_CATEGORIES)
-    if not found:
+    rows, more = category_rows(result)
+    if not rows:
         return []
-    lines = [
-        "by category; accepted and rank 2 are of position 1",
-        f"{'category':<15}{'prompts':>7}{'tokens':>8}{'accepted % (95 %)':>19}{'rank 2':>7}"
-        f"{'length (95 %)':>18}{'cov.':>6}",
-    ]
-    for category in found:
-        name = "-" if category.name is None else printable(category.name)
+    lines = [CATEGORIES]
+    widths = 15, 7, 8, 19, 7, 18, 6
+    for name, *cells in (CATEGORY_HEADS, *rows):
+        shown = name if len(name) < widths[0] else name[:11] + "..."
         lines.append(
-            f"{name if len(name) < 15 else name[:11] + '...':<15}"
-            f"{counted(category.prompts, 6):>7}{counted(category.tokens, 7):>8}"
-            f"{percent_interval(category.acceptance):>19}{percent(category.rank2):>7}"
-            f"{within(category.acceptance_length, 17):>18}{per_token(category.coverage):>6}"
+            f"{shown:<{widths[0]}}"
+            + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         )
     if more > 0:
         lines.append(f"  and {more:,} more, each with no more prompts than these")
-    lines.append(legend("length: mean acceptance length; cov.: drafted per generated token."))
+    lines.append(legend(CATEGORY_LEGEND))
     return ["\n".join(lines)]
+
+
+def category_rows(result: dict[str, Any]) -> tuple[list[tuple[str, ...]], int]:
+    """Return the figures of the largest categories as text, and how many more there are."""
+    found, more = of_categories(result, MOST_CATEGORIES)
+    rows = [
+        (
+            "-" if category.name is None else printable(category.name),
+            counted(category.prompts, 6),
+            counted(category.tokens, 7),
+            percent_interval(category.acceptance),
+            percent(category.rank2),
+            within(category.acceptance_length, 17),
+            per_token(category.coverage),
+        )
+        for category in found
+    ]
+    return rows, more
 
 
 # ---- totals

@@ -168,7 +168,7 @@ def test_sampling_matters_only_when_sampled():
 
 
 def test_with_and_without_a_template_the_same_prompts_are_other_texts():
-    a, b = run(5, 9, 12), run(5, 9, 12, chat_template="model")
+    a, b = run(5, 9, 12), run(5, 9, 12, chat_template_sha256="ab")
     for record in b["prompts"]:
         record["prompt_sha256"], record["n_prompt"] = "2" * 64, 17
     found = pair(a, b)

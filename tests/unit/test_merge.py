@@ -113,6 +113,14 @@ def test_a_prompt_that_occurs_twice_is_refused():
         merged(one)
 
 
+def test_conversations_add_up_like_prompts():
+    one, two, three = shards()
+    one["settings"]["chat_prompts"], two["settings"]["chat_prompts"] = 1, 2
+    assert merged(one, two)["settings"]["chat_prompts"] == 3
+    assert merged(one, three)["settings"]["chat_prompts"] is None
+    assert "chat_prompts" not in merged(three, shards()[0])["settings"]
+
+
 def test_what_one_shard_does_not_know_the_whole_does_not():
     one, two, _ = shards()
     one["prompts"][0]["positions"]["rank"] = None

@@ -11,7 +11,7 @@ from test_report_text import by_hand, made, prompt
 
 from mtpstats import cli
 from mtpstats import result as results
-from mtpstats.report import derived, markdown, tidy
+from mtpstats.report import derived, markdown, page, tidy
 from mtpstats.stats import Snapshot
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
@@ -130,6 +130,21 @@ def test_what_is_not_known_is_empty_or_null():
     assert derived.as_json(bare)["summary"] is None
     assert tidy.render(bare).splitlines()[1].startswith("tokens,,8")
     assert "tokens/s" in markdown.render(bare)
+
+
+def test_categories_are_in_every_form():
+    # as in test_report_text: twice GOLDEN's counts, and once
+    result = made(*(prompt(f"p{i}", category=name) for i, name in enumerate(["b|", "b|", "<a>"])))
+    assert (
+        r"| b\| | 2 | 16 | 75.0 (40.9-92.9) | 25.0 | 2.00 (1.51-2.49) | 1.00 |"
+        "\n| &lt;a&gt; | 1 | 8 | 75.0 (30.1-95.4) | 25.0 | 2.00 (1.31-2.69) | 1.00 |\n"
+    ) in markdown.render(result)
+    cells = "<td>16</td><td>75.0 (40.9-92.9)</td><td>25.0</td><td>2.00 (1.51-2.49)</td>"
+    assert cells in page.render(result)
+    first, second = derived.as_json(result)["categories"]
+    assert (first["name"], first["prompts"], second["name"]) == ("b|", 2, "<a>")
+    assert first["acceptance"]["lo"] == pytest.approx(wilson(6, 8)[1])
+    assert derived.as_json(made(prompt()))["categories"] == []
 
 
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
