@@ -69,11 +69,11 @@ def render(result: dict[str, Any], more: Sequence[Chart] = ()) -> str:
     if summary is not None and any(position.rank_counts for position in summary.positions):
         parts += ["<h2>Rank of the target's choice among the head's candidates</h2>"]
         parts.append(_ranks(summary))
-    categories, more = text.category_rows(result)
+    categories, unshown = text.category_rows(result)
     if categories:
         parts += ["<h2>By category</h2>", _table(text.CATEGORY_HEADS, categories, 1)]
-        left_out = f" And {more:,} more." if more else ""
-        legend = f"{text.CATEGORIES.capitalize()}; {text.CATEGORY_LEGEND}{left_out}"
+        rest = f" And {unshown:,} more." if unshown else ""
+        legend = f"{text.CATEGORIES.capitalize()}; {text.CATEGORY_LEGEND}{rest}"
         parts.append(f'<p class="legend">{_escaped(legend)}</p>')
     parts += ["<h2>The whole run</h2>", _table((), text.total_rows(timing, summary), 2)]
     parts += ["<h2>Prompts</h2>", _prompts(result["prompts"])]

@@ -225,7 +225,7 @@ def _categories(result: dict[str, Any]) -> list[str]:
 def category_rows(result: dict[str, Any]) -> tuple[list[tuple[str, ...]], int]:
     """Return the figures of the largest categories as text, and how many more there are."""
     found, more = of_categories(result, MOST_CATEGORIES)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "-" if category.name is None else printable(category.name),
             counted(category.prompts, 6),
