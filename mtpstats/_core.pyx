@@ -16,6 +16,11 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+from mtpstats._counts cimport (
+    POSITIONS, RANKS, REASON_END, count_censored, count_choice, count_stop, count_verification,
+    units_of,
+)
+
 import sys
 
 from mtpstats.errors import InputError
@@ -28,12 +33,7 @@ CENSOR_REASONS = ("n_max", "budget", "context", "end")
 UNIT = 2.0**-24
 
 cdef enum:
-    POSITIONS = 16
-    RANKS = 8
     DRAFT = 1024
-    REASON_END = 3
-
-cdef double ONE = 16777216.0  # 1 in units of 2**-24
 
 # name and shape of each counter, in the order of struct Counters
 LAYOUT = (
