@@ -140,6 +140,8 @@ class Costs:
         if verify is None or draft is None:
             name = "draft" if verify else "verify"
             raise InputError(f"{where}: {name} is missing: an object of seconds by rows")
+        if not verify.seconds.all():
+            raise InputError(f"{where}: verify has a pass that takes no time")
         once = {name: record.get(name, 0.0) for name in _ONCE}
         for name, value in once.items():
             if not _is_time(value):

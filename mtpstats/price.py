@@ -1,0 +1,233 @@
+"""Prices: what a policy's replay would take on a machine, and how fast that is.
+
+A policy's replay over the trace says what it verifies and drafts, the costs say what that takes::
+
+    tokens/s = sum(accepted + 1)
+             / sum(T_verify(1 + nodes) + T_follow(1 + nodes) + sum(T_draft(width)) + other)
+
+Intervals come from resampling whole prompts and, with every resample, the samples of the costs.
+All policies of a :class:`Pricer` share the resamples, so that ratios of two of them are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mtpstats.cost import Costs, Curve
+from mtpstats.errors import InputError
+from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
+from mtpstats.replay import AnyPolicy, Totals
+
+__all__ = ["NO_DRAFTING", "Figure", "Priced", "Pricer", "fastest", "flags_of", "kind_of", "label"]
+
+NO_DRAFTING: Final = Tree()
+RESAMPLES: Final = 1000
+PARTS: Final = ("verify", "follow", "draft", "other")
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Figure(NamedTuple):
+    """A figure and its 95 % interval; None where a single prompt tells none."""
+
+    value: float
+    lo: float | None
+    hi: float | None
+
+    @property
+    def above_1(self) -> bool:
+        """Whether all of it lies above 1; without an interval the figure decides."""
+        return (self.value if self.lo is None else self.lo) > 1
+
+    @property
+    def below_1(self) -> bool:
+        """Whether all of it lies below 1."""
+        return (self.value if self.hi is None else self.hi) < 1
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """One policy and what it would give. Arrays are [1 + resamples], the whole trace first."""
+
+    policy: AnyPolicy
+    kind: str
+    """``none``, ``chain``, ``tree``, ``gated``, ``adaptive``, or ``own``."""
+    verifications: Floats
+    tokens: Floats
+    parts: dict[str, Floats]
+    """Seconds by part: ``verify``, ``follow``, ``draft``, ``other``."""
+    bare: Floats
+    """Of ``verify``: seconds if a pass of any rows took as long as one of a single row."""
+    nodes: float
+    """Nodes sent to the target, a verification."""
+    steps: float
+    """Steps of the head, a verification."""
+    extrapolated: bool
+    """Whether some pass is wider than any that was measured."""
+    on_one_prompt: bool
+    speedup: Figure | None = None
+    """Speed over that of no drafting, once that is known."""
+    in_sample: Figure | None = None
+    """Of a tree: tokens/s on the very prompts it was chosen on; ``rate`` is on the others."""
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """All parts together."""
+        total: Floats = np.sum(list(self.parts.values()), axis=0)
+        return total
+
+    @cached_property
+    def speeds(self) -> Floats:
+        """Tokens/s; NaN in a resample of texts that have none."""
+        out = np.full_like(self.tokens, np.nan)
+        return np.divide(self.tokens, self.seconds, out=out, where=self.seconds > 0)
+
+    @cached_property
+    def rate(self) -> Figure:
+        """Predicted tokens/s."""
+        return self._figure(self.speeds)
+
+    @property
+    def length(self) -> float:
+        """Tokens per verification."""
+        return float(self.tokens[0] / self.verifications[0])
+
+    @property
+    def period(self) -> float:
+        """Seconds per verification."""
+        return float(self.seconds[0] / self.verifications[0])
+
+    @property
+    def spec(self) -> str:
+        """The policy in the form that ``replay --policy`` reads."""
+        return "none" if self.kind == "none" else str(self.policy)
+
+    def over(self, other: Priced) -> Figure:
+        """Return how many times as fast as another policy, resample by resample."""
+        return self._figure(self.speeds / other.speeds)
+
+    def _figure(self, values: Floats) -> Figure:
+        value = float(values[0])
+        if self.on_one_prompt:
+            return Figure(value, None, None)
+        lo, hi = np.nanquantile(values[1:], (0.025, 0.975))
+        return Figure(value, float(lo), float(hi))
+
+
+class Pricer:
+    """Prices policies of one trace: the same resamples of prompts and costs for all of them.
+
+    Args:
+        costs: of the machine in question.
+        n_prompts: P, of every ``Totals`` that is priced.
+        seed: of the resamples.
+    """
+
+    def __init__(
+        self, costs: Costs, n_prompts: int, *, seed: int = 0, resamples: int = RESAMPLES
+    ) -> None:
+        if n_prompts < 1:
+            raise InputError("the trace holds no prompt: there is nothing to plan from")
+        rng = np.random.default_rng(seed)
+        share = np.full(n_prompts, 1 / n_prompts)
+        drawn = rng.multinomial(n_prompts, share, resamples)
+        self._weights = np.concatenate([np.ones((1, n_prompts)), drawn])
+        self._costs = costs
+        self._points = {
+            name: np.concatenate([curve.seconds[None], curve.draws(resamples, rng)])
+            for name, curve in self._curves().items()
+        }
+        self._known: dict[str, Floats] = {}
+
+    def _curves(self) -> dict[str, Curve]:
+        costs = self._costs
+        return {"verify": costs.verify, "follow": costs.follow, "draft": costs.draft}
+
+    def _seconds(self, name: str, n: int) -> Floats:
+        """[1 + resamples, n] of passes of 1..n rows."""
+        known = self._known.get(name)
+        if known is None or known.shape[1] < n:
+            rows = np.arange(1, max(n, 65) + 1)
+            known = self._known[name] = self._curves()[name].at(rows, self._points[name])
+        return known[:, :n]
+
+    def price(self, policy: AnyPolicy, done: Totals) -> Priced:
+        """Return what a policy gives that did ``done``."""
+        weights, costs = self._weights, self._costs
+        rows = weights @ done.rows[:, 1:].astype(np.float64)
+        widths = weights @ done.widths[:, 1:].astype(np.float64)
+        tokens = weights @ done.tokens.astype(np.float64)
+        passes = weights @ done.verifications.astype(np.float64)
+        drafting = kind_of(policy) != "none"
+        verify = self._seconds("verify", rows.shape[1])
+        zero = np.zeros(len(weights))
+        follow = self._seconds("follow", rows.shape[1])
+        draft = self._seconds("draft", widths.shape[1])
+        n = max(1.0, float(passes[0]))
+        return Priced(
+            policy=policy,
+            kind=kind_of(policy),
+            verifications=passes,
+            tokens=tokens,
+            parts={
+                "verify": np.einsum("bn,bn->b", rows, verify),
+                "follow": np.einsum("bn,bn->b", rows, follow) if drafting else zero,
+                "draft": np.einsum("bn,bn->b", widths, draft),
+                "other": passes * costs.other_verification + tokens * costs.other_token,
+            },
+            bare=passes * verify[:, 0],
+            nodes=float(done.drafted.sum()) / n,
+            steps=float(widths[0].sum()) / n,
+            extrapolated=_widest(done.rows) > costs.verify.last
+            or _widest(done.widths) > costs.draft.last,
+            on_one_prompt=len(done.tokens) < 2,
+        )
+
+
+def _widest(counts: npt.NDArray[np.int64]) -> int:
+    return int(np.flatnonzero(counts.any(axis=0)).max(initial=0))
+
+
+def kind_of(policy: AnyPolicy) -> str:
+    """Return a policy's kind in one word."""
+    if isinstance(policy, Tree):
+        return "tree" if len(policy) else "none"
+    if isinstance(policy, Chain | GatedSiblings | AdaptiveDepth):
+        return policy.kind
+    return "own"
+
+
+def label(policy: AnyPolicy) -> str:
+    """Return a policy's name in a few words."""
+    kind = kind_of(policy)
+    if kind == "none":
+        return "no drafting"
+    if isinstance(policy, Tree):
+        return f"tree of {len(policy)} node{'' if len(policy) == 1 else 's'}"
+    if isinstance(policy, Chain | GatedSiblings | AdaptiveDepth):
+        name = f"n_max {policy.n_max}, p_min {policy.p_min:g}"
+        return name if kind == "chain" else f"{kind}, {name}"
+    return str(policy)
+
+
+def fastest(policies: Iterable[Priced]) -> Priced | None:
+    """Return the one with the most tokens/s, the first of equals; None of none."""
+    return max(policies, key=lambda p: float(p.speeds[0]), default=None)
+
+
+def flags_of(policy: AnyPolicy) -> list[str]:
+    """Return a chain, or no drafting, as flags of llama.cpp."""
+    if not isinstance(policy, Chain):
+        if kind_of(policy) != "none":
+            raise InputError(f"{policy}: llama.cpp runs chains only")
+        return ["--spec-type", "none"]
+    flags = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(policy.n_max)]
+    if policy.n_min:
+        flags += ["--spec-draft-n-min", str(policy.n_min)]
+    return [*flags, "--spec-draft-p-min", f"{policy.p_min:g}"]
