@@ -62,6 +62,7 @@ cdef struct Text:
     int32_t stop_nan    # the target had no logit for the token after the last
     int32_t blind       # no head at root 0: shared memory, position 0
     int32_t gaps        # somewhere the head had no candidate
+    int32_t holes       # somewhere a rank is unknown though the text goes on
     int64_t n_ctx       # of the recording, when that ended the text; else -1
 
 
@@ -173,10 +174,18 @@ cdef class Store:
             while d < x.depth and x.rank[r * x.depth + d] != UNKNOWN:
                 off += 1
                 d += 1
+            x.holes |= self._hole(x, r)
             for d in range(x.depth):
                 if isnan(x.p[(r * x.depth + d) * RANKS]):
                     x.gaps = True
         return 0
+
+    cdef bint _hole(self, const Text *x, int64_t r) noexcept nogil:
+        cdef const uint8_t *rank = x.rank + r * x.depth
+        cdef int d = 0
+        while d < x.depth and rank[d] != 0 and rank[d] != UNKNOWN:
+            d += 1
+        return d < x.depth and rank[d] != 0 and x.first + r * x.every + 1 + d < x.tokens
 
     def __dealloc__(self):
         cdef int i
@@ -233,15 +242,16 @@ cdef inline void _choice(
     """Counts a reached position; ``p_top10`` is rank 1's softmax over the 10 best, if known."""
     cdef uint64_t[8] a
     cdef uint64_t[8] b
-    cdef int n = 0
-    cdef double share
-    while n < RANKS and not isnan(p[n]):
-        a[n] = units_of(p[n])
-        share = p[n] / top10 if top10 > 0 else 0.0
-        if n == 0 and p_top10 >= 0:
-            share = p_top10
-        b[n] = units_of(share if share < 1.0 else 1.0)
-        n += 1
+    cdef int r, n = RANKS
+    cdef double share, scale = 1.0 / top10 if top10 > 0 else 0.0
+    while n > 0 and isnan(p[n - 1]):
+        n -= 1
+    for r in range(n):
+        a[r] = units_of(p[r])
+        share = p[r] * scale
+        b[r] = units_of(share if share < 1.0 else 1.0)
+    if n > 0 and p_top10 >= 0:
+        b[0] = units_of(p_top10)
     count_choice(c, i, rank, n, a, b)
 
 
@@ -848,6 +858,7 @@ cdef class Paths:
     cdef Store store
     cdef Limits limits
     cdef int32_t *_end      # [roots of all texts] the deepest node of each root's path
+    cdef uint8_t *_long     # [roots of all texts] how long that path is in the trace
     cdef int64_t *_start    # [texts] where a text's roots start in it
     cdef const int32_t[::1] _parent
     cdef const uint8_t[::1] _depth
@@ -865,9 +876,10 @@ cdef class Paths:
         self.limits.n_predict = n_predict
         self.limits.n_ctx = n_ctx
         self._end = <int32_t *>malloc((store.roots + 1) * sizeof(int32_t))
+        self._long = <uint8_t *>malloc(store.roots + 1)
         self._start = <int64_t *>malloc((store.n + 1) * sizeof(int64_t))
         child = <int32_t *>calloc(size * 9, sizeof(int32_t))
-        if self._end == NULL or self._start == NULL or child == NULL:
+        if self._end == NULL or self._long == NULL or self._start == NULL or child == NULL:
             free(child)
             raise MemoryError
         self.n = 1
@@ -896,6 +908,31 @@ cdef class Paths:
                 place += 1
         self._name(child)
         free(child)
+        for place in range(store.roots):
+            self._long[place] = self._depth[self._end[place]]
+
+    def keep(self, const uint8_t[::1] kept not None):
+        """Leave out the nodes that are 0 in ``kept`` (uint8[n]), with all below them.
+
+        Paths then end at the last node that is left. Numbers of nodes change, their order does not.
+        """
+        cdef int at, n = 1
+        cdef int64_t place
+        cdef int32_t[::1] now = np.zeros(self.n, np.int32)
+        for at in range(1, self.n):
+            if kept[at] and (self._parent[at] == 0 or now[self._parent[at]]):
+                now[at] = n
+                n += 1
+        for place in range(self.store.roots):
+            at = self._end[place]
+            while at and not now[at]:
+                at = self._parent[at]
+            self._end[place] = now[at]
+        left = np.flatnonzero(now)
+        left = np.concatenate(([0], left))
+        self.parent = np.asarray(now)[self.parent[left]]
+        self.rank, self.depth, self.n = self.rank[left], self.depth[left], n
+        self._parent, self._depth = self.parent, self.depth
 
     cdef _name(self, const int32_t *child):
         cdef int at, rank, below
@@ -914,7 +951,22 @@ cdef class Paths:
 
     def __dealloc__(self):
         free(self._end)
+        free(self._long)
         free(self._start)
+
+    cdef int64_t _easy(self, const Text *x, int depth) noexcept nogil:
+        """Up to which root no limit, end or gap can matter to a tree of this depth."""
+        cdef int64_t n_ctx = _context(x, &self.limits)
+        cdef int64_t easy = min(<int64_t>x.roots, x.tokens - 1 - x.first - depth)
+        if x.blind or x.holes:
+            return 0
+        if self.limits.n_predict >= 0:
+            easy = min(easy, self.limits.n_predict - depth)
+        if n_ctx >= 0:
+            easy = min(easy, n_ctx - 1 - x.first - depth)
+        if x.eog >= 0:
+            easy = min(easy, <int64_t>x.eog - 1 - x.first - depth)
+        return easy
 
     cdef void _sum_up(self, int64_t[::1] counts) noexcept nogil:
         """Turns counts of ends into counts of prefixes."""
@@ -952,7 +1004,7 @@ cdef class Paths:
         cdef Text *x
         cdef Out o
         cdef Plan plan
-        cdef int64_t passes
+        cdef int64_t passes, easy
         found = np.zeros(self.n, np.int64)
         cdef int64_t[::1] counts = found
         table = np.zeros((2, self.store.n), np.int64)
@@ -974,7 +1026,15 @@ cdef class Paths:
                 r = 0
                 passes = 0
                 o.stop = GOING
+                easy = self._easy(x, depth)
                 while _may_go_on(x, &self.limits, r, &o):
+                    while r < easy:
+                        at = self._end[self._start[i] + r]
+                        counts[at] += weights[i]
+                        passes += 1
+                        r += reach[at] + 1
+                    if not _may_go_on(x, &self.limits, r, &o):
+                        break
                     plan = _plan(x, &self.limits, r, depth, 0)
                     at = self._end[self._start[i] + r]
                     accepted = min(<int>reach[at], plan.limit)
@@ -985,8 +1045,8 @@ cdef class Paths:
                         o.stop = STOP_EOG
                         accepted -= 1
                     elif (
-                        accepted == self._depth[at] and accepted < plan.limit and inner[at]
-                        and x.rank[r * x.depth + accepted] == UNKNOWN
+                        accepted == self._long[self._start[i] + r] and accepted < plan.limit
+                        and inner[at] and x.rank[r * x.depth + accepted] == UNKNOWN
                     ):
                         break
                     elif root + accepted + 1 == x.eog:
