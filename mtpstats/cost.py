@@ -174,6 +174,26 @@ class Costs:
             raise InputError(f"{where}: not a cost file: {printable(str(error))[:200]}") from None
         return cls.from_dict(record, where)
 
+    @classmethod
+    def merge(cls, parts: Sequence[Costs]) -> Costs:
+        """Return measurements of one machine and model taken together: all their samples.
+
+        The driver's own times are the medians of the parts'.
+        """
+        curves = {}
+        for name in _CURVES:
+            samples: dict[int, list[float]] = {}
+            for part in parts:
+                for rows, taken in getattr(part, name).samples.items():
+                    samples.setdefault(rows, []).extend(taken.tolist())
+            curves[name] = Curve(samples)
+        once = {name: float(np.median([getattr(p, name) for p in parts])) for name in _ONCE}
+        first = parts[0]
+        return cls(
+            curves["verify"], curves["draft"], curves["follow"], once["other_verification"],
+            once["other_token"], first.context, first.about,
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """Return the cost file's content."""
         return {

@@ -329,7 +329,7 @@ def wider(plan: Plan) -> str:
     name += f") would run at {_times(gain)} times the speed of the fastest chain"
     if gain.above_1:
         return f"Wider would pay, in an engine that can: {name}."
-    if gain.below_1:
+    if (gain.value if gain.hi is None else gain.hi) <= 1:
         return f"Wider does not pay: {name}."
     return f"Whether wider pays is too close to tell: {name}."
 

@@ -181,7 +181,7 @@ class Pricer:
                 "draft": np.einsum("bn,bn->b", widths, draft),
                 "other": passes * costs.other_verification + tokens * costs.other_token,
             },
-            bare=passes * verify[:, 0],
+            bare=passes * self._seconds("verify", 1)[:, 0],
             nodes=float(done.drafted.sum()) / n,
             steps=float(widths[0].sum()) / n,
             extrapolated=_widest(done.rows) > costs.verify.last
@@ -210,7 +210,9 @@ def label(policy: AnyPolicy) -> str:
         return "no drafting"
     if isinstance(policy, Tree):
         return f"tree of {len(policy)} node{'' if len(policy) == 1 else 's'}"
-    if isinstance(policy, Chain | GatedSiblings | AdaptiveDepth):
+    if isinstance(policy, AdaptiveDepth):
+        return f"adaptive {policy.low}-{policy.n_max}, p_min {policy.p_min:g}"
+    if isinstance(policy, Chain | GatedSiblings):
         name = f"n_max {policy.n_max}, p_min {policy.p_min:g}"
         return name if kind == "chain" else f"{kind}, {name}"
     return str(policy)

@@ -10,10 +10,10 @@ from mtpstats.price import Priced, label
 from mtpstats.report.text import _legend, _plural, _wrapped
 from mtpstats.text import printable
 
-NAMES = 24
+NAMES = 28
 SHOWN_CHAINS = 5
 SHOWN_BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-CLOSE = 1.03  # Pareto points with less than 3 % more tokens than the one before are not printed
+CLOSE = 1.08  # Pareto points with less than 8 % more tokens than the one before are not printed
 
 _SHARES = {
     "target": "target passes as of one row",
@@ -70,7 +70,7 @@ def _costs(plan: Plan) -> list[str]:
     environment = costs.about.get("environment") or {}
     threads = (costs.about.get("settings") or {}).get("n_threads")
     verify = ", ".join(
-        f"{rows}: {1e3 * float(costs.verify.at([rows])[0]):.3g}"
+        f"{rows}: {_short(1e3 * float(costs.verify.at([rows])[0]))}"
         for rows in (1, 2, 4, 8, 16, 32)
         if rows <= costs.verify.last
     )
@@ -79,7 +79,7 @@ def _costs(plan: Plan) -> list[str]:
         _plural(threads if isinstance(threads, int) else None, "thread"),
         f"context {costs.context:,}" if costs.context is not None else "",
         f"ms to verify rows {verify}",
-        f"to draft one {1e3 * costs.draft.seconds[0]:.3g}",
+        f"to draft one {_short(1e3 * float(costs.draft.seconds[0]))}",
     ]
 
 
@@ -88,9 +88,10 @@ def _policies(plan: Plan) -> str:
     rows: list[tuple[str, Priced]] = [("no drafting", plan.none)]
     if plan.default is not None:
         rows.append(("llama.cpp's defaults", plan.default))
-    rows += [(label(p.policy), p) for p in chains[:SHOWN_CHAINS]]
+    rest = [p for p in chains if p is not plan.default]
+    rows += [(label(p.policy), p) for p in rest[:SHOWN_CHAINS]]
     others = [plan.best(kind) for kind in ("gated", "adaptive", "tree")]
-    rows += [(f"* {label(p.policy)}", p) for p in others if p is not None]
+    rows += [(_name(p), p) for p in others if p is not None]
     lines = [f"{'':<{NAMES + 3}}per verification", _HEAD]
     lines += [_row(name, priced) for name, priced in rows]
     lines.append(
@@ -102,14 +103,18 @@ def _policies(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-_HEAD = f"{'policy':<{NAMES}}  tokens  nodes        ms       tokens/s (95 %)     times"
+_HEAD = f"{'policy':<{NAMES}} tokens  nodes      ms       tokens/s (95 %) times"
+
+
+def _name(priced: Priced) -> str:
+    return label(priced.policy) + ("" if priced.kind in ("none", "chain") else " *")
 
 
 def _row(name: str, priced: Priced) -> str:
     times = priced.speedup.value if priced.speedup else 1.0
     return (
-        f"{name:<{NAMES}}  {priced.length:>6.2f} {priced.nodes:>6.2f} {_ms(priced):>9}"
-        f"  {_rate(priced):>22}  {times:>6.2f}"
+        f"{name:<{NAMES}} {priced.length:>6.2f} {priced.nodes:>6.2f} {_ms(priced):>7}"
+        f" {_rate(priced):>21} {times:>5.2f}"
     )
 
 
@@ -122,17 +127,21 @@ def _speed(priced: Priced) -> float:
 
 
 def _short(value: float) -> str:
-    """Return a positive figure with three digits or more: 0.0123, 4.56, 789, 12,345."""
+    """Return a figure of at most 7 characters: 0.0123, 4.56, 78.9, 789, 12,345, 1,234k."""
+    if value >= 1e5:
+        return f"{value / 1e3:,.0f}k"
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}" if value >= 0.01 else f"{value:.4f}"
 
 
 def _rate(priced: Priced) -> str:
     rate = priced.rate
     if rate.lo is None or rate.hi is None:
         return _short(rate.value)
-    return f"{_short(rate.value)} ({_short(rate.lo)} to {_short(rate.hi)})"
+    return f"{_short(rate.value)} ({_short(rate.lo)}-{_short(rate.hi)})"
 
 
 def _chains(plan: Plan) -> str:
@@ -154,13 +163,13 @@ def _trees(plan: Plan) -> str:
     shown = {n for n in SHOWN_BUDGETS if n in found} | {n for n, p in found.items() if p is best}
     lines = [
         "trees by nodes: the best static one, on prompts it was not chosen on",
-        "nodes   tokens per verification       ms       tokens/s (95 %)     on its own",
+        "nodes  tokens per verification      ms       tokens/s (95 %)  on its own prompts",
     ]
     for n in sorted(shown):
         priced = found[n]
         own = _short(priced.in_sample.value) if priced.in_sample else "-"
         lines.append(
-            f"{n:>5} {priced.length:>26.2f} {_ms(priced):>8}  {_rate(priced):>22} {own:>13}"
+            f"{n:>5} {priced.length:>24.2f} {_ms(priced):>7} {_rate(priced):>21} {own:>19}"
         )
     return "\n".join(lines) + "\n"
 
@@ -171,8 +180,7 @@ def _pareto(plan: Plan) -> str:
     for priced in plan.pareto:
         if priced.length >= CLOSE * before or priced is plan.recommended:
             before = priced.length
-            mark = "" if priced.kind in ("none", "chain") else "* "
-            lines.append(_row(mark + label(priced.policy), priced))
+            lines.append(_row(_name(priced), priced))
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,427 @@
+"""Validate: policies run for real, predicted beside measured.
+
+Every prompt goes through every policy before the next one, in an order that turns, and all of that
+is repeated; where costs are measured anew, a round of measuring stands before each repeat. So a
+machine that slows down slows all of them down.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mtpstats import result as results
+from mtpstats.cost import Costs
+from mtpstats.errors import InputError, Interrupted
+from mtpstats.intervals import cluster_bootstrap
+from mtpstats.policy import Chain, Tree
+from mtpstats.price import NO_DRAFTING, Figure, Pricer, flags_of, label
+from mtpstats.replay import Totals, totals
+from mtpstats.run import WARM_UP_TOKENS, BenchSettings, Driver, Progress
+from mtpstats.server import Completion, Server
+from mtpstats.speculate import DraftSettings, Generation, Sampling
+from mtpstats.text import printable
+from mtpstats.trace import Trace, TracedPrompt
+
+__all__ = ["Checked", "Validation", "check_model", "run", "run_server", "settings_of", "verdict"]
+
+SCHEMA: Final = "mtpstats.validate/1"
+CLOSE: Final = 0.03
+"""The best predicted policy has held if it measures this close to the best measured one."""
+
+Runnable = Chain | Tree
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Engine(Protocol):
+    """What makes drivers: :class:`mtpstats.run.LlamaEngine`, or a stand-in."""
+
+    def driver(self, draft: DraftSettings | None, n_ctx: int, collector: None) -> Driver:
+        """Return a driver with contexts of its own; no ``draft``: plain decoding."""
+
+
+@dataclass(eq=False)
+class Taken:
+    """What runs of one policy gave, [repeats][prompts]."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: list[list[float]] = field(default_factory=list)
+    drafted: list[list[int]] = field(default_factory=list)
+    accepted: list[list[int]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """A new repeat starts."""
+        for kept in (self.tokens, self.seconds, self.drafted, self.accepted):
+            kept.append([])
+
+    def add(self, tokens: int, seconds: float, drafted: int, accepted: int) -> None:
+        """Keep the next prompt."""
+        self.tokens[-1].append(tokens)
+        self.seconds[-1].append(seconds)
+        self.drafted[-1].append(drafted)
+        self.accepted[-1].append(accepted)
+
+    def speed(self) -> Figure:
+        """Tokens/s: of each prompt the median of its repeats, the interval over prompts."""
+        paces = np.array(self.seconds) / np.maximum(np.array(self.tokens), 1)
+        tokens = np.array(self.tokens[0], np.float64)
+        seconds = tokens * np.median(paces, axis=0)
+        spent = float(seconds.sum())
+        value = float(tokens.sum()) / spent if spent > 0 else 0.0
+        (interval,) = cluster_bootstrap(tokens[:, None], seconds[:, None])
+        return Figure(value, *(interval[1:] if interval else (None, None)))
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """One policy, predicted and measured."""
+
+    policy: Runnable
+    predicted: Figure
+    """Tokens/s."""
+    measured: Figure
+    same: int
+    """Prompts of which the first run drafted and accepted exactly what the replay says."""
+    different: tuple[str, ...]
+    """The others; near ties may fall either way."""
+    server: Figure | None = None
+    """Tokens/s by llama-server's own timings."""
+    server_drafted: int | None = None
+    server_accepted: int | None = None
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a part of what was measured."""
+        return self.predicted.value / self.measured.value - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """All policies that were run; no drafting first."""
+
+    policies: tuple[Checked, ...]
+    costs: Costs
+    repeats: int
+    n_prompts: int
+
+    @property
+    def median_error(self) -> float:
+        """Median of the absolute errors."""
+        return float(np.median([abs(checked.error) for checked in self.policies]))
+
+    @property
+    def best_predicted(self) -> Checked:
+        """The fastest by prediction."""
+        return max(self.policies, key=lambda checked: checked.predicted.value)
+
+    @property
+    def best_measured(self) -> Checked:
+        """The fastest in fact."""
+        return max(self.policies, key=lambda checked: checked.measured.value)
+
+    @property
+    def shortfall(self) -> float:
+        """What following the prediction loses: 1 - its pick's speed over the fastest's."""
+        return 1 - self.best_predicted.measured.value / self.best_measured.measured.value
+
+
+def settings_of(trace: Trace, model: Path) -> BenchSettings:
+    """Return the settings a trace was recorded with; ``InputError`` if its header lacks them."""
+    settings, sampling = trace.header.get("settings"), trace.header.get("sampling")
+    if not isinstance(settings, dict) or not isinstance(sampling, dict):
+        raise InputError("the trace does not say how it was recorded, so it cannot be run again")
+    known = {
+        key: settings[key]
+        for key in (
+            "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn",
+            "type_k", "type_v",
+        )
+        if key in settings
+    }  # fmt: skip
+    chosen = {
+        key: sampling[key] for key in Sampling.__dataclass_fields__ if sampling.get(key) is not None
+    }
+    n_ctx = settings.get("n_ctx") or max(prompt.n_ctx for prompt in trace.prompts)
+    return BenchSettings(
+        model=model, n_predict=trace.n_predict, n_ctx=n_ctx, sampling=Sampling(**chosen), **known
+    )
+
+
+def check_model(trace: Trace, files: Sequence[Path]) -> None:
+    """Raise ``InputError`` unless the files are the model the trace was recorded with."""
+    wanted = (trace.header.get("model") or {}).get("sha256")
+    if wanted is not None and results.sha256(files) != wanted:
+        name = printable(str((trace.header.get("model") or {}).get("file")))
+        raise InputError(
+            f"{printable(str(files[0]))} is not the model the trace was recorded with ({name}): "
+            "its hash differs"
+        )
+
+
+def chosen(trace: Trace, n_prompts: int | None) -> Trace:
+    """Return a trace of so many of the prompts, evenly spread; None: of all."""
+    n = len(trace.prompts)
+    if n_prompts is None or n_prompts >= n:
+        return trace
+    return trace.select(int(i) for i in np.arange(n_prompts) * n // n_prompts)
+
+
+def run(
+    trace: Trace,
+    policies: Sequence[Runnable],
+    engine: Engine,
+    *,
+    costs: Costs | None = None,
+    measure: Callable[[], Costs] | None = None,
+    repeats: int = 3,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Validation:
+    """Run policies on the trace's prompts and set them beside their prediction.
+
+    Args:
+        policies: chains, and the empty tree for no drafting.
+        engine: of the trace's model and settings.
+        costs: to predict from; None: those that ``measure`` finds, asked before each repeat.
+        repeats: runs of each policy on each prompt.
+
+    Raises:
+        InputError: neither costs nor a way to measure them, or nothing to run.
+        Interrupted: the user stopped it.
+    """
+    if costs is None and measure is None:
+        raise InputError("no costs to predict from")
+    if trace.every > 1:
+        raise InputError(
+            f"the trace holds every {trace.every}th root only, so no run can be predicted from it: "
+            "record without --every"
+        )
+    if repeats < 1 or not policies or not trace.prompts:
+        raise InputError("nothing to run: it takes a policy, a prompt and a repeat")
+    replayed = [totals(trace, policy) for policy in policies]
+    taken = [Taken() for _ in policies]
+    found: list[Costs] = []
+    n_ctx = max(prompt.n_ctx for prompt in trace.prompts)
+    done, planned = 0, repeats * sum(int(t.tokens.sum()) for t in replayed)
+    tell = on_progress or (lambda _progress: None)
+    with ExitStack() as stack:
+        drivers = []
+        for policy in policies:
+            driver = engine.driver(_draft(policy), n_ctx, None)
+            stack.callback(driver.close)
+            drivers.append(driver)
+        try:
+            for driver in drivers:
+                driver.generate(_prompt(trace.prompts[0])[:WARM_UP_TOKENS], WARM_UP_TOKENS)
+            for repeat in range(repeats):
+                if costs is None and measure is not None:
+                    tell(Progress("measuring costs"))
+                    found.append(measure())
+                for one in taken:
+                    one.begin()
+                for i, prompt in enumerate(trace.prompts):
+                    for which in _turned(len(policies), repeat + i):
+                        tell(Progress(f"repeat {repeat + 1}/{repeats}", done, planned, "tokens"))
+                        got = drivers[which].generate(_prompt(prompt), trace.n_predict)
+                        _keep(taken[which], got)
+                        done += len(got.tokens)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: nothing was compared") from None
+    costs = costs if costs is not None else Costs.merge(found)
+    pricer = Pricer(costs, len(trace.prompts), seed=seed)
+    checked = [
+        _checked(trace, policy, pricer.price(policy, replay).rate, replay, one)
+        for policy, replay, one in zip(policies, replayed, taken, strict=True)
+    ]
+    return Validation(tuple(checked), costs, repeats, len(trace.prompts))
+
+
+def _turned(n: int, by: int) -> list[int]:
+    """0..n-1 from another start each time, every other time backwards."""
+    order = [(i + by) % n for i in range(n)]
+    return order[::-1] if by % 2 else order
+
+
+def _draft(policy: Runnable) -> DraftSettings | None:
+    if isinstance(policy, Chain):
+        return DraftSettings(policy.n_max, policy.n_min, policy.p_min)
+    flags_of(policy)  # an error for what llama.cpp cannot run
+    return None
+
+
+def _prompt(prompt: TracedPrompt) -> list[int]:
+    tokens: list[int] = prompt.tokens[: prompt.n_prompt].tolist()
+    return tokens
+
+
+def _keep(taken: Taken, got: Generation) -> None:
+    taken.add(len(got.tokens), got.seconds.generation, got.drafted, got.accepted)
+
+
+def _checked(
+    trace: Trace, policy: Runnable, predicted: Figure, replay: Totals, taken: Taken
+) -> Checked:
+    different = [
+        prompt.id
+        for i, prompt in enumerate(trace.prompts)
+        if (replay.tokens[i], replay.drafted[i], replay.accepted[i])
+        != (taken.tokens[0][i], taken.drafted[0][i], taken.accepted[0][i])
+    ]
+    return Checked(
+        policy=policy,
+        predicted=predicted,
+        measured=taken.speed(),
+        same=len(trace.prompts) - len(different),
+        different=tuple(different),
+    )
+
+
+# ---- through llama-server
+
+
+def run_server(
+    trace: Trace,
+    validation: Validation,
+    settings: BenchSettings,
+    program: Path,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    start: Callable[[Path, Sequence[str]], Server] = Server,
+) -> Validation:
+    """Return the validation with what ``llama-server`` says of its policies.
+
+    Each repeat starts a server for each policy, in turns, with the flags that a plan prints. A
+    sampled text is another one here: llama.cpp's draws are not those of the trace.
+
+    Raises ``MtpStatsError`` when a server does not start or does not answer.
+    """
+    policies = [checked.policy for checked in validation.policies]
+    taken = [Taken() for _ in policies]
+    n_ctx = max(prompt.n_ctx for prompt in trace.prompts)
+    sampling = settings.sampling
+    asked = {
+        "temperature": sampling.temp, "top_k": sampling.top_k, "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed if sampling.seed >= 0 else secrets.randbelow(2**32),
+    }  # fmt: skip
+    tell = on_progress or (lambda _progress: None)
+    runs = [(r, i) for r in range(validation.repeats) for i in _turned(len(policies), r)]
+    for one in taken:
+        for _ in range(validation.repeats):
+            one.begin()
+    try:
+        for number, (repeat, which) in enumerate(runs):
+            flags = [*_server_flags(settings, n_ctx), *flags_of(policies[which])]
+            tell(Progress("llama-server", number, len(runs), "runs"))
+            with start(program, flags) as server:
+                first = _prompt(trace.prompts[0])[:WARM_UP_TOKENS]
+                server.complete(first, WARM_UP_TOKENS, **asked)
+                for prompt in trace.prompts:
+                    got = server.complete(_prompt(prompt), trace.n_predict, **asked)
+                    _keep_server(taken[which], repeat, got)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
+    checked = [
+        replace(
+            one,
+            server=found.speed(),
+            server_drafted=sum(found.drafted[0]),
+            server_accepted=sum(found.accepted[0]),
+        )
+        for one, found in zip(validation.policies, taken, strict=True)
+    ]
+    return replace(validation, policies=tuple(checked))
+
+
+def _keep_server(taken: Taken, repeat: int, got: Completion) -> None:
+    taken.tokens[repeat].append(got.tokens)
+    taken.seconds[repeat].append(got.seconds)
+    taken.drafted[repeat].append(got.drafted)
+    taken.accepted[repeat].append(got.accepted)
+
+
+def _server_flags(settings: BenchSettings, n_ctx: int) -> list[str]:
+    flags = ["-m", str(settings.model), "-c", str(n_ctx), "-np", "1"]
+    flags += ["-b", str(settings.n_batch), "-ub", str(settings.n_ubatch)]
+    for name, threads in (("-t", settings.n_threads), ("-tb", settings.n_threads_batch)):
+        flags += [name, str(threads)] if threads else []
+    if settings.n_gpu_layers >= 0:
+        flags += ["-ngl", str(settings.n_gpu_layers)]
+    flags += ["-fa", settings.flash_attn, "-ctk", settings.type_k, "-ctv", settings.type_v]
+    return flags
+
+
+# ---- words and JSON
+
+
+def verdict(validation: Validation) -> str:
+    """Return in one sentence whether the prediction held."""
+    best, pick = validation.best_measured, validation.best_predicted
+    name, error = label(pick.policy), 100 * validation.median_error
+    lead = f"predictions are {error:.1f} % off in the median"
+    if pick is best:
+        return f"The prediction held: {lead}, and the pick, {name}, is the fastest."
+    loss = 100 * validation.shortfall
+    if validation.shortfall <= CLOSE:
+        return (
+            f"The prediction held: {lead}, and the pick, {name}, measures {loss:.1f} % below the "
+            f"fastest, {label(best.policy)}."
+        )
+    return (
+        f"The prediction did not hold: {lead}, and its pick, {name}, measures {loss:.1f} % below "
+        f"{label(best.policy)}."
+    )
+
+
+def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
+    """Return the validation as JSON types, schema ``mtpstats.validate/1``."""
+    order = {id(checked): i for i, checked in enumerate(validation.policies)}
+    return {
+        "schema": SCHEMA,
+        "model": trace.header.get("model"),
+        "environment": validation.costs.about.get("environment"),
+        "prompts": validation.n_prompts,
+        "repeats": validation.repeats,
+        "costs": validation.costs.to_dict(),
+        "policies": [_entry(checked) for checked in validation.policies],
+        "median_absolute_error": validation.median_error,
+        "best_predicted": order[id(validation.best_predicted)],
+        "best_measured": order[id(validation.best_measured)],
+        "shortfall": validation.shortfall,
+        "verdict": verdict(validation),
+    }
+
+
+def _entry(checked: Checked) -> dict[str, Any]:
+    policy = checked.policy
+    server = None
+    if checked.server is not None:
+        server = {
+            "tokens_per_second": checked.server._asdict(),
+            "drafted": checked.server_drafted,
+            "accepted": checked.server_accepted,
+        }
+    return {
+        "policy": str(policy) if isinstance(policy, Chain) else "none",
+        "predicted_tokens_per_second": checked.predicted._asdict(),
+        "measured_tokens_per_second": checked.measured._asdict(),
+        "error": checked.error,
+        "prompts_as_replayed": checked.same,
+        "prompts_different": list(checked.different),
+        "llama_server": server,
+        "flags": flags_of(policy),
+    }
+
+
+def policies_to_run(picked: Sequence[Chain], default: Chain | None) -> list[Runnable]:
+    """Return no drafting, llama.cpp's defaults and the chains picked, each once."""
+    wanted: list[Runnable] = [NO_DRAFTING, *([default] if default is not None else []), *picked]
+    return list(dict.fromkeys(wanted))
