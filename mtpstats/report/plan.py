@@ -103,7 +103,7 @@ def _policies(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-_HEAD = f"{'policy':<{NAMES}} tokens  nodes      ms       tokens/s (95 %) times"
+_HEAD = f"{'policy':<{NAMES}} tokens  nodes      ms        tokens/s (95 %) times"
 
 
 def _name(priced: Priced) -> str:
@@ -114,7 +114,7 @@ def _row(name: str, priced: Priced) -> str:
     times = priced.speedup.value if priced.speedup else 1.0
     return (
         f"{name:<{NAMES}} {priced.length:>6.2f} {priced.nodes:>6.2f} {_ms(priced):>7}"
-        f" {_rate(priced):>21} {times:>5.2f}"
+        f" {_rate(priced):>22} {times:>5.2f}"
     )
 
 
@@ -163,13 +163,13 @@ def _trees(plan: Plan) -> str:
     shown = {n for n in SHOWN_BUDGETS if n in found} | {n for n, p in found.items() if p is best}
     lines = [
         "trees by nodes: the best static one, on prompts it was not chosen on",
-        "nodes  tokens per verification      ms       tokens/s (95 %)  on its own prompts",
+        "nodes tokens per verification      ms        tokens/s (95 %)  on its own prompts",
     ]
     for n in sorted(shown):
         priced = found[n]
         own = _short(priced.in_sample.value) if priced.in_sample else "-"
         lines.append(
-            f"{n:>5} {priced.length:>24.2f} {_ms(priced):>7} {_rate(priced):>21} {own:>19}"
+            f"{n:>5} {priced.length:>22.2f} {_ms(priced):>7} {_rate(priced):>22} {own:>19}"
         )
     return "\n".join(lines) + "\n"
 
