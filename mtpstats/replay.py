@@ -36,9 +36,19 @@ from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
 from mtpstats.stats import Snapshot
 from mtpstats.text import printable
-from mtpstats.trace import Trace
+from mtpstats.trace import MAX_DEPTH, Trace
 
-__all__ = ["AnyPolicy", "PromptReplay", "Replay", "Totals", "limits", "replay", "store", "totals"]
+__all__ = [
+    "AnyPolicy",
+    "PromptReplay",
+    "Replay",
+    "Totals",
+    "limits",
+    "reach",
+    "replay",
+    "store",
+    "totals",
+]
 
 AnyPolicy: TypeAlias = "Chain | Tree | GatedSiblings | AdaptiveDepth | Policy"
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -232,11 +242,20 @@ def limits(
     return n_predict, n_ctx
 
 
+def reach(trace: Trace) -> int:
+    """Return how deep a draft can be that the trace answers for."""
+    return min(trace.depth, _heads(trace))
+
+
+def _heads(trace: Trace) -> int:
+    """Return how deep this model can draft."""
+    head = trace.header["head"]
+    return int(head["blocks"]) if head["kind"] == "chain" else MAX_DEPTH
+
+
 def _depth(trace: Trace, policy: AnyPolicy, n_max: int) -> int:
     """Return a chain's length on this model, checked against the trace."""
-    head = trace.header["head"]
-    if head["kind"] == "chain":
-        n_max = min(n_max, head["blocks"])
+    n_max = min(n_max, _heads(trace))
     if n_max > trace.depth:
         raise InputError(
             f"{policy} drafts {n_max} deep, the trace holds {trace.depth}: record with --depth "

@@ -23,7 +23,7 @@ from mtpstats._replay import Paths
 from mtpstats.errors import InputError
 from mtpstats.intervals import Interval
 from mtpstats.policy import MAX_NODES, RANKS, Path, Tree
-from mtpstats.replay import limits, replay, store, totals
+from mtpstats.replay import limits, reach, replay, store, totals
 from mtpstats.trace import Trace
 
 __all__ = [
@@ -76,6 +76,11 @@ class _Search:
 
     def tree(self, nodes: Iterable[int]) -> Tree:
         return Tree(self.path(node) for node in nodes)
+
+    def shares(self, nodes: Nodes, counts: Counts) -> tuple[float, ...]:
+        """How many of the starts have each node, in the order of the tree's paths."""
+        ordered = sorted(nodes, key=lambda node: (len(self.path(node)), self.path(node)))
+        return tuple(float(counts[node]) / max(1, int(counts[0])) for node in ordered)
 
     def order(self, counts: Counts, most: int) -> list[int]:
         """The most frequent nodes, at most so many, most frequent first."""
@@ -185,16 +190,10 @@ def position_rates(trace: Trace) -> Rates:
     Uniform starts, all before it accepted at rank 1: what live statistics of a chain show. 0 where
     nothing was reached.
     """
-    counted = replay(trace, Tree.chain(_reach(trace)), starts="uniform").snapshot
+    counted = replay(trace, Tree.chain(reach(trace)), starts="uniform").snapshot
     reached = np.maximum(counted.reached[: trace.depth, None], 1)
     rates: Rates = counted.rank[: trace.depth] / reached
     return rates
-
-
-def _reach(trace: Trace) -> int:
-    """How deep a draft of this model can be."""
-    head = trace.header["head"]
-    return min(trace.depth, head["blocks"]) if head["kind"] == "chain" else trace.depth
 
 
 def estimated_length(tree: Tree, rates: npt.ArrayLike) -> float:
@@ -244,6 +243,8 @@ class TreeChoice:
     tree: Tree
     """The one to take: best over uniform starts, or improved for a run's own."""
     length: float | None
+    shares: tuple[float, ...]
+    """Of each of its nodes: how many of all roots have its path as a prefix of theirs."""
     improved: bool
     """Whether the search found a better one than the best over uniform starts."""
     uniform: Tree
@@ -315,6 +316,7 @@ def choose(
                 budget=n,
                 tree=search.tree(before),
                 length=_length(score),
+                shares=search.shares(before, counts),
                 improved=before != uniform,
                 uniform=uniform_tree,
                 uniform_length=_length((n_roots + sum(int(counts[i]) for i in uniform), n_roots)),
