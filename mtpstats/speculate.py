@@ -19,6 +19,7 @@ from mtpstats._core import Sampler
 from mtpstats.errors import InputError
 from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
+from mtpstats.probe import Prober
 from mtpstats.recovery import Cut, Replay
 from mtpstats.stats import Collector, Snapshot
 
@@ -130,6 +131,9 @@ class Speculator:
     memory gives no tokens back: a draft that is accepted in part is verified again, shortened to
     that part and the target's own token, and only this second, fully accepted draft is counted.
     The collector's statistics are those of the first verification in either case.
+
+    ``prober`` sees every verification and drafts at every root, for one text at a time. Its
+    sequences live in the memory that the head attends to, where sliding windows forget nothing.
     """
 
     def __init__(
@@ -150,10 +154,13 @@ class Speculator:
         type_v: str = "f16",
         compat_counts: bool = False,
         collector: Collector | None = None,
+        prober: Prober | None = None,
     ) -> None:
         sampling = sampling or Sampling()
         if n_parallel < 1:
             raise InputError(f"n_parallel is {n_parallel}: it must be at least 1")
+        if prober is not None and (n_parallel > 1 or draft is None):
+            raise InputError("a text can be probed only if it is drafted for, one at a time")
         self.model = model
         self.n_parallel = n_parallel
         self.collector = collector if collector is not None and collector.enabled else None
@@ -175,7 +182,17 @@ class Speculator:
             )
 
         n_ctx = n_ctx or model.n_ctx_train
-        target = context(model, n_ctx, 1 + n_max, n_seq_max=n_parallel, n_rs_seq=n_max)
+        probed: dict[str, Any] = {}
+        n_probes = prober.n_sequences if prober is not None else 0
+        if n_probes:
+            probed = {"n_seq_max": 1 + n_probes, "kv_unified": True, "swa_full": True}
+        shared = (draft_model or model).kind.heads == "shared"
+        target = context(
+            model,
+            n_ctx,
+            1 + max(n_max, n_probes if shared else 0),
+            **{"n_seq_max": n_parallel, "n_rs_seq": n_max, **(probed if shared else {})},
+        )
         self._target = target
         self.n_ctx = target.n_ctx
         replay = draft is not None and target.rollback == "none"
@@ -197,9 +214,9 @@ class Speculator:
             if draft:
                 own = context(
                     draft_model or model,
-                    self.n_ctx,
-                    1,
-                    n_seq_max=n_parallel,
+                    self.n_ctx + (prober.n_cells if prober is not None and not shared else 0),
+                    1 + n_probes,
+                    **{"n_seq_max": n_parallel, **probed},
                     beyond_training=True,
                     mtp=True,
                     other=target,
@@ -211,6 +228,10 @@ class Speculator:
         self.n_max = self._head.n_max if self._head else 0
         self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
         self._compat_counts = compat_counts and replay
+        self._prober = prober
+        if prober is not None:
+            assert self._head is not None
+            prober.attach(target, self._head, model.n_vocab)
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )
@@ -440,6 +461,8 @@ class Speculator:
                 del result.margins[len(result.tokens) + i + 1 :]
                 break
         result.tokens += chosen
+        if self._prober is not None:
+            self._prober.see(text, chosen, text.index)
         text.n_past += len(chosen)
         text.id_last = chosen[-1]
         ended = result.stop == "eog"
