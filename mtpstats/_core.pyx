@@ -72,6 +72,25 @@ def force_isa(name=None):
 force_isa()
 
 
+def stop(bint asked):
+    """Ask all that calls what ``stop_address`` points to to stop; False takes it back."""
+    global mtp_stop_flag
+    mtp_stop_flag = asked
+
+
+def stop_asked():
+    """Whether a stop was asked for."""
+    return mtp_stop_flag != 0
+
+
+def stop_address():
+    """Address of a C function ``bool (*)(void *)`` that returns whether a stop was asked for.
+
+    It may be called on any thread and does no more than read one integer.
+    """
+    return <size_t> <void *> &mtp_stop_asked
+
+
 # ---- rows ---------------------------------------------------------------------------------
 
 cdef int _view(object source, Py_buffer *view, bint writable, char code, str what) except -1:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ctypes import memmove
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +138,12 @@ class Prober:
 
     @property
     def n_cells(self) -> int:
-        """Cells it needs beside the text's."""
+        """Cells it needs beside the text's, unless the head reads the target's."""
         return 2 * self.width * self.depth
+
+    def context(self) -> dict[str, Any]:
+        """Options of the context whose cells the head attends to."""
+        return {"n_seq_max": 1 + self.n_sequences, "kv_unified": True, "swa_full": True}
 
     def attach(self, target: Context, head: Head, n_vocab: int) -> None:
         """Work on these contexts; the text is in their sequence 0."""

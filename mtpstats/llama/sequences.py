@@ -105,11 +105,14 @@ class Sequences:
                 found.append([seq])
         return found
 
-    def _resync(self, sequences: Iterable[int]) -> None:
-        # After a failure in the middle of a batch only the memory itself knows how far it got.
+    def _resync(self, sequences: Iterable[int], untouched: bool) -> None:
+        # After a failure in the middle of a batch only the memory itself knows how far it got, and
+        # a recurrent state may be that of any of its tokens.
         if self._handle.ptr is None:
             return
         for seq in sequences:
+            if self._recurrent and not untouched:
+                self.seq_rm(seq)
             self._next[seq] = self._fn.llama_memory_seq_pos_max(self._memory, seq) + 1
             self._room.pop(seq, None)
 
