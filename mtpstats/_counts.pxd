@@ -1,6 +1,6 @@
-"""The counters, and what counting a verification does to them: live and in replay, the same code."""
+"""The counters, and what a verification does to them: live and in replay, the same code."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 
 cdef enum:
@@ -44,7 +44,7 @@ cdef struct Counters:
 
 cdef inline uint64_t units_of(double p) noexcept nogil:
     """A probability in units of 2**-24, rounded to nearest."""
-    return <uint64_t>(p * 16777216.0 + 0.5)
+    return <uint64_t><int32_t>(p * 16777216.0 + 0.5)
 
 
 cdef inline void count_verification(

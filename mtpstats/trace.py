@@ -74,7 +74,8 @@ _SAME: Final = ("schema", "arrays", "depth", "every", "n_predict", "head", "samp
 def quantise(p: npt.ArrayLike) -> Float32:
     """Probabilities as float32 multiples of 2**-24, NaN kept: the units live counters add up.
 
-    With ``p`` in a trace rounded so, replay adds exactly what a live collector adds.
+    With ``p`` in a trace rounded so (once, from float64), replay adds exactly what a live
+    collector adds.
     """
     return (np.rint(np.asarray(p, np.float64) * 2.0**24) * 2.0**-24).astype(np.float32)
 
@@ -376,13 +377,13 @@ class _Reader:
         line = self.file.readline(MAX_LINE)
         if not line:
             raise InputError(f"{self.where}: the file is empty")
+        if _starts_like_a_header(line):
+            raise InputError(f"{self.where}: cut off inside its header: nothing was recorded")
         try:
             header = json.loads(line)
         except (ValueError, RecursionError):
             header = None
         if not isinstance(header, dict) or not str(header.get("schema")).startswith("mtpstats."):
-            if _starts_like_a_header(line):
-                raise InputError(f"{self.where}: cut off inside its header: nothing was recorded")
             raise InputError(f"{self.where}: not a trace of mtpstats")
         if header["schema"] != SCHEMA:
             raise InputError(
@@ -437,6 +438,7 @@ class _Reader:
 
 
 def _starts_like_a_header(line: bytes) -> bool:
+    """Whether the line is one of ours that lacks its end."""
     start = b'{"schema": "mtpstats.trace/'
     return not line.endswith(b"\n") and line.isascii() and start.startswith(line[: len(start)])
 

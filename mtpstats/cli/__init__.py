@@ -21,6 +21,7 @@ from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "replay": "Say from a trace what drafting policies would have done.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -30,6 +31,7 @@ EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
+  mtpstats replay run.trace                what other drafts would have done
   mtpstats info -m model.gguf              can this model draft?
 """
 

@@ -42,7 +42,7 @@ class Command(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):
                 heading = getattr(param, "heading", "Other")
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
@@ -60,6 +60,11 @@ class Command(click.Command):
 def _option(*names: str, **settings: Any) -> Any:
     """Declare a dataclass field that is filled from the command line."""
     return field(metadata={"names": names, "settings": settings})
+
+
+def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
+    """Give a command a file name, or several with ``nargs=-1``, as its argument."""
+    return click.argument(name, type=values.file(), **settings)
 
 
 def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
@@ -440,6 +445,54 @@ class RunOptions:
         is_flag=True,
         help="Print prompts and text on standard error as they are made; with -np one after "
         "the other, the first of them live.",
+    )
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What is replayed from a trace."""
+
+    HEADING = "Replay"
+
+    policy: tuple[str, ...] = _option(
+        "--policy",
+        multiple=True,
+        metavar="SPEC",
+        help="chain:n_max=4,p_min=0.6 (and n_min); gated:n_max=4,p1_max=0.7,p2_min=0.2 (and "
+        "p_min, n_min, p3_min); adaptive:n_max=8 (and low, start, up, down, p_min); "
+        "tree:[[0],[1],[0,0]] or tree:FILE.json. Repeatable.  [default: llama.cpp's own, "
+        "chain:n_max=3, and the longest chain recorded]",
+    )
+    starts: str = _option(
+        "--starts",
+        type=click.Choice(["policy", "uniform"]),
+        default="policy",
+        show_default=True,
+        help="policy: the roots at which the policy starts, as in a run; uniform: every root once.",
+    )
+    n_predict: int | None = _option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=values.whole(0),
+        default=None,
+        metavar="N",
+        help="Tokens to generate per prompt.  [default: as many as were recorded]",
+    )
+    n_ctx: int | None = _option(
+        "-c",
+        "--ctx-size",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Context of the run, in tokens.  [default: large enough]",
+    )
+    trees: tuple[int, ...] = _option(
+        "--trees",
+        type=values.whole(1, 256),
+        multiple=True,
+        metavar="N",
+        help="Also find, score and draw the best tree of N nodes. Repeatable.",
     )
 
 
