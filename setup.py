@@ -21,6 +21,7 @@ setup(
                     "mtpstats/_kernel.h",
                     "mtpstats/_kernel_simd.h",
                     "mtpstats/_sampler.h",
+                    "mtpstats/_stop.h",
                 ],
                 extra_compile_args=flags,
             ),

@@ -1,4 +1,4 @@
-"""C-level declarations of the core: the row kernel, the sampler, the counters."""
+"""C-level declarations of the core: the row kernel, the sampler, the counters, the stop flag."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -25,6 +25,13 @@ cdef extern from "_kernel.h" nogil:
     double mtp_log(double x)
     double mtp_lse_top(const mtp_row *r)
     void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, int with_lse)
+    double mtp_overlap(const char *a, double a_lse, const char *b, double b_lse, int64_t n,
+                       int clean)
+
+
+cdef extern from "_stop.h" nogil:
+    int mtp_stop_flag
+    bint mtp_stop_asked(void *)
 
 
 cdef extern from "_sampler.h" nogil:

@@ -47,19 +47,21 @@ _PROMPT: dict[str, Any] = {
     "positions": (dict, None),
     "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
 }
+_MODEL: dict[str, Any] = {
+    "file": str,
+    "size": int,
+    "sha256": (str, None),
+    "architecture": str,
+    "parameters": (int, None),
+    "vocabulary": int,
+    "nextn_blocks": int,
+    "quantisation": (str, None),
+}
+# A key that ends in "?" may be missing.
 _RESULT: dict[str, Any] = {
     "schema": str,
     "environment": {"mtpstats": str, "time": str, "library": (dict, None), "devices": list},
-    "model": {
-        "file": str,
-        "size": int,
-        "sha256": (str, None),
-        "architecture": str,
-        "parameters": (int, None),
-        "vocabulary": int,
-        "nextn_blocks": int,
-        "quantisation": (str, None),
-    },
+    "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
         "n_predict": (_Signed, None),
         "temp_source": (str, None),
@@ -68,6 +70,7 @@ _RESULT: dict[str, Any] = {
             ("n_prompts", "n_max", "n_max_asked", "n_min", "top_k", "seed", "n_ctx", "n_threads"),
             (int, None),
         ),
+        "n_parallel?": int,
     },
     "prompts": [_PROMPT],
     "total": {
@@ -215,9 +218,12 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
             _check(value, spec[0], where, key)
     elif isinstance(spec, dict):
         _check(value, dict, where, key)
-        for name, inner in spec.items():
+        for named, inner in spec.items():
+            name = named.removesuffix("?")
             path = f"{key}.{name}" if key else name
             if name not in value:
+                if name != named:
+                    continue
                 raise InputError(f"{where}: {path} is missing")
             _check(value[name], inner, where, path)
     elif isinstance(spec, list):

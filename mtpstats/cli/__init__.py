@@ -15,6 +15,7 @@ import click
 
 import mtpstats
 from mtpstats.cli import streams
+from mtpstats.cli.signals import Watch
 from mtpstats.errors import MtpStatsError
 from mtpstats.text import printable
 
@@ -79,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            with cli.make_context("mtpstats", arguments) as ctx:
+            with Watch(), cli.make_context("mtpstats", arguments) as ctx:
                 cli.invoke(ctx)
         finally:
             streams.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,17 @@ Examples:
       two prompts of your own, and the measured speed-up over plain decoding
   mtpstats bench -m model.gguf --prompts mine.jsonl --temp 0.8 -o result.json
       many prompts, sampled; the table on the terminal, everything in the file
+  mtpstats bench -m gemma4.gguf -md assistant.gguf -np 4 -c 4096
+      a head of its own file; four prompts at a time, 4096 tokens of context each
+  mtpstats bench -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052 -ts 3,1
+      layers on two machines that run llama.cpp's rpc-server
 """
 
 
 @click.command("bench", cls=options.Command, epilog=EXAMPLES)
 @options.takes(
     model=options.ModelOptions,
+    devices=options.DeviceOptions,
     texts=options.PromptOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
@@ -40,6 +47,7 @@ Examples:
 )
 def command(
     model: options.ModelOptions,
+    devices: options.DeviceOptions,
     texts: options.PromptOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
@@ -59,7 +67,7 @@ def command(
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    settings = _settings(model, drafting, sampling, run, output)
+    settings = _settings(model, devices, drafting, sampling, run, output)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -69,9 +77,9 @@ def command(
         line.clear()
         to_stderr(compact(snapshot) + "\n")
 
-    def on_abort(text: str) -> None:
+    def on_abort(text: str, finished: dict[str, Any] | None) -> None:
         line.clear()
-        last_words(text)
+        last_words(text, partial(_rescue, finished, output) if finished else None)
 
     try:
         result = runs.bench(
@@ -126,11 +134,13 @@ def _gather(texts: options.PromptOptions) -> list[Prompt]:
 
 def _settings(
     model: options.ModelOptions,
+    devices: options.DeviceOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
+    from mtpstats.llama import Placement
     from mtpstats.run import BenchSettings, builtin_model
     from mtpstats.speculate import DraftSettings, Sampling
 
@@ -143,6 +153,8 @@ def _settings(
         temp_source = "built-in model" if is_built_in else "default"
     return BenchSettings(
         model=path,
+        draft_model=model.draft_model,
+        n_parallel=run.n_parallel,
         n_predict=run.n_predict,
         draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
         sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
@@ -152,9 +164,18 @@ def _settings(
         n_threads=model.n_threads if model.n_threads > 0 else None,
         n_threads_batch=model.n_threads_batch if model.n_threads_batch > 0 else None,
         n_gpu_layers=model.n_gpu_layers,
+        placement=Placement(
+            devices=devices.devices,
+            split_mode=devices.split_mode,
+            tensor_split=devices.tensor_split or (),
+            main_gpu=devices.main_gpu,
+            override_tensor=tuple(chain(*devices.override_tensor)),
+        ),
+        rpc=tuple(chain(*devices.rpc)),
         flash_attn=model.flash_attn,
         type_k=model.type_k,
         type_v=model.type_v,
+        compat_counts=run.compat_counts,
         baseline=run.baseline,
         temp_source=temp_source,
         stats=not run.no_stats,
@@ -188,3 +209,13 @@ def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
         to_stdout(text.render(result))
     if failure is not None:
         raise failure
+
+
+def _rescue(finished: dict[str, Any], output: options.OutputOptions) -> str:
+    """Deliver what was finished before llama.cpp gave up; say what it was."""
+    done, planned = len(finished["prompts"]), finished["settings"]["n_prompts"]
+    said = f"{done} of {planned} prompts were finished"
+    if not done:
+        return f"{said}, nothing was written"
+    _deliver(finished, output)
+    return said if output.output is None else f"{said} and are in {output.output}"

@@ -10,7 +10,6 @@ where llama.cpp has the option; where a default differs, the help says why.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,8 +17,11 @@ from typing import Any, TypeVar
 
 import click
 
+from mtpstats.cli import values
+
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 BUILT_IN_TEMP = 0.7
+SPLIT_MODES = ("none", "layer", "row", "tensor")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,71 +57,14 @@ class Command(click.Command):
                 formatter.write(line + "\n")
 
 
-def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str | int], int]:
-    """Return what reads an integer between the bounds."""
-
-    def read(value: str | int) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a whole number.") from None
-        if not low <= number <= high:
-            raise click.BadParameter(f"{number} is not in the range {low} to {high}.")
-        return number
-
-    return read
-
-
-def _real(low: float, high: float = math.inf) -> Callable[[str | float], float]:
-    """Return what reads a number between the bounds; nan, which passes comparisons, is refused."""
-
-    def read(value: str | float) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a number.") from None
-        if not math.isfinite(number) or not low <= number <= high:
-            bounds = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
-            raise click.BadParameter(f"{value} is not in the range {bounds}.")
-        return number
-
-    return read
-
-
-def _gpu_layers(value: str | int) -> int:
-    """Read ``-ngl``: a count, or ``auto`` or ``all``, which are -1: libllama's word for all."""
-    if value in ("auto", "all", -1):
-        return -1
-    try:
-        layers = int(value)
-    except ValueError:
-        layers = -1
-    if not 0 <= layers < 2**31:
-        raise click.BadParameter(f"{value!r} is neither a number of layers nor auto nor all.")
-    return layers
-
-
 def _option(*names: str, **settings: Any) -> Any:
     """Declare a dataclass field that is filled from the command line."""
     return field(metadata={"names": names, "settings": settings})
 
 
-class _File(click.Path):
-    """A path. An empty one, of a variable that was not set, would be the current directory."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "":
-            self.fail("the file name is empty.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _file(**kinds: bool) -> click.Path:
-    return _File(path_type=Path, **kinds)
-
-
 def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
     """Give a command a file name, or several with ``nargs=-1``, as its argument."""
-    return click.argument(name, type=_file(), **settings)
+    return click.argument(name, type=values.file(), **settings)
 
 
 def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
@@ -163,9 +108,18 @@ class ModelFile:
     model: Path | None = _option(
         "-m",
         "--model",
-        type=_file(),
+        type=values.file(),
         metavar="FILE",
         help="GGUF file with an MTP (NextN) head.  [default: the small built-in model]",
+    )
+    draft_model: Path | None = _option(
+        "-md",
+        "--spec-draft-model",
+        "--model-draft",
+        type=values.file(),
+        metavar="FILE",
+        help="GGUF file with the head alone: an assistant, or the MTP blocks of a model whose "
+        "file has none.  [default: the model's own head]",
     )
 
 
@@ -177,26 +131,27 @@ class ModelOptions(ModelFile):
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
-        type=_gpu_layers,
+        type=values.gpu_layers,
         default="auto",
         show_default=True,
         metavar="N",
-        help="Layers to keep in device memory: a number, auto or all. auto is all here: nothing "
-        "is fitted to the free memory.",
+        help="Layers to keep in device memory: a number, auto (or -1) or all. auto is all here: "
+        "nothing is fitted to the free memory.",
     )
     n_ctx: int | None = _option(
         "-c",
         "--ctx-size",
-        type=_whole(0),
+        type=values.whole(0),
         default=None,
         metavar="N",
-        help="Context size in tokens; 0: the model's own.  [default: what the longest prompt and "
-        "-n need, so that models with huge contexts fit into memory]",
+        help="Context size in tokens of one sequence (with -np, each has as many); 0: the "
+        "model's own.  [default: what the longest prompt and -n need, so that models with huge "
+        "contexts fit into memory]",
     )
     n_batch: int = _option(
         "-b",
         "--batch-size",
-        type=_whole(1),
+        type=values.whole(1),
         default=2048,
         show_default=True,
         metavar="N",
@@ -205,7 +160,7 @@ class ModelOptions(ModelFile):
     n_ubatch: int = _option(
         "-ub",
         "--ubatch-size",
-        type=_whole(1),
+        type=values.whole(1),
         default=512,
         show_default=True,
         metavar="N",
@@ -214,7 +169,7 @@ class ModelOptions(ModelFile):
     n_threads: int = _option(
         "-t",
         "--threads",
-        type=_whole(-1, 512),
+        type=values.whole(-1, 512),
         default=-1,
         metavar="N",
         help="CPU threads while generating; -1: one per core.  [default: -1]",
@@ -222,7 +177,7 @@ class ModelOptions(ModelFile):
     n_threads_batch: int = _option(
         "-tb",
         "--threads-batch",
-        type=_whole(-1, 512),
+        type=values.whole(-1, 512),
         default=-1,
         metavar="N",
         help="CPU threads while reading prompts.  [default: as --threads]",
@@ -230,10 +185,11 @@ class ModelOptions(ModelFile):
     flash_attn: str = _option(
         "-fa",
         "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
+        type=values.flash_attn,
         default="auto",
         show_default=True,
-        help="Flash attention.",
+        metavar="MODE",
+        help="Flash attention: on, off or auto (or as llama.cpp takes them: true, 1, false, 0).",
     )
     type_k: str = _option(
         "-ctk",
@@ -254,6 +210,63 @@ class ModelOptions(ModelFile):
 
 
 @dataclass(frozen=True)
+class DeviceOptions:
+    """Which devices, and what goes where."""
+
+    HEADING = "Devices (mtpstats info lists them)"
+
+    devices: tuple[str, ...] | None = _option(
+        "-dev",
+        "--device",
+        type=values.names,
+        default=None,
+        metavar="DEV,...",
+        help="Devices to offload to, in this order; none: offload nothing.  [default: all]",
+    )
+    split_mode: str | None = _option(
+        "-sm",
+        "--split-mode",
+        type=click.Choice(SPLIT_MODES),
+        default=None,
+        help="How devices share the model: whole on one (none), by layer, rows of each tensor, "
+        "or tensors with their KV.  [default: layer]",
+    )
+    tensor_split: tuple[float, ...] | None = _option(
+        "-ts",
+        "--tensor-split",
+        type=values.shares,
+        default=None,
+        metavar="N0,N1,...",
+        help="Share of each device, in proportions such as 3,1.  [default: by free memory]",
+    )
+    main_gpu: int | None = _option(
+        "-mg",
+        "--main-gpu",
+        type=values.whole(0),
+        default=None,
+        metavar="INDEX",
+        help="The device of --split-mode none, or of intermediate results with row.  [default: 0]",
+    )
+    override_tensor: tuple[tuple[tuple[str, str], ...], ...] = _option(
+        "-ot",
+        "--override-tensor",
+        type=values.override,
+        multiple=True,
+        metavar="PATTERN=TYPE,...",
+        help="Put tensors whose name matches the regular expression into a buffer of this type, "
+        "such as exps=CPU. Repeatable.",
+    )
+    rpc: tuple[tuple[str, ...], ...] = _option(
+        "--rpc",
+        type=values.servers,
+        multiple=True,
+        metavar="HOST:PORT,...",
+        help="Use the devices of these rpc-server processes, too (builds made with --rpc). "
+        "Repeatable.",
+    )
+
+
+@dataclass(frozen=True)
 class PromptOptions:
     """What is continued; all sources add up, ``prompt`` first, then ``file``, then ``prompts``."""
 
@@ -269,14 +282,14 @@ class PromptOptions:
     file: tuple[Path, ...] = _option(
         "-f",
         "--file",
-        type=_file(),
+        type=values.file(),
         multiple=True,
         metavar="FILE",
         help="A file that is one prompt as a whole. Repeatable.",
     )
     prompts: tuple[Path, ...] = _option(
         "--prompts",
-        type=_file(),
+        type=values.file(),
         multiple=True,
         metavar="FILE",
         help="A file of many prompts: .txt one per line; .jsonl one string or object with "
@@ -299,7 +312,7 @@ class DraftOptions:
 
     n_max: int = _option(
         "--spec-draft-n-max",
-        type=_whole(1, 1024),
+        type=values.whole(1, 1024),
         default=8,
         show_default=True,
         metavar="N",
@@ -308,7 +321,7 @@ class DraftOptions:
     )
     n_min: int = _option(
         "--spec-draft-n-min",
-        type=_whole(0, 1024),
+        type=values.whole(0, 1024),
         default=0,
         show_default=True,
         metavar="N",
@@ -317,7 +330,7 @@ class DraftOptions:
     p_min: float = _option(
         "--spec-draft-p-min",
         "--draft-p-min",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.0,
         show_default=True,
         metavar="P",
@@ -334,7 +347,7 @@ class SamplingOptions:
     temp: float | None = _option(
         "--temp",
         "--temperature",
-        type=_real(0),
+        type=values.real(0),
         default=None,
         metavar="T",
         help="Temperature of the target; 0 is greedy.  [default: 0, so that runs compare; for the "
@@ -342,15 +355,15 @@ class SamplingOptions:
     )
     top_k: int = _option(
         "--top-k",
-        type=_whole(0),
+        type=values.top_k,
         default=40,
         show_default=True,
         metavar="N",
-        help="Draw from the N best; 0: off.",
+        help="Draw from the N best; 0 or less: off.",
     )
     top_p: float = _option(
         "--top-p",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.95,
         show_default=True,
         metavar="P",
@@ -358,7 +371,7 @@ class SamplingOptions:
     )
     min_p: float = _option(
         "--min-p",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.05,
         show_default=True,
         metavar="P",
@@ -367,7 +380,7 @@ class SamplingOptions:
     seed: int = _option(
         "-s",
         "--seed",
-        type=_whole(-1, 2**32 - 1),
+        type=values.whole(-1, 2**32 - 1),
         default=0,
         show_default=True,
         metavar="N",
@@ -386,26 +399,42 @@ class RunOptions:
         "-n",
         "--predict",
         "--n-predict",
-        type=_whole(-1, 2**31 - 1),
+        type=values.whole(-1, 2**31 - 1),
         default=128,
         show_default=True,
         metavar="N",
         help="Tokens to generate per prompt; -1: until the model ends or the context is full. "
         "llama.cpp's default is -1; here 128, so that prompts weigh alike.",
     )
+    n_parallel: int = _option(
+        "-np",
+        "--parallel",
+        type=values.whole(1, 256),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Prompts to decode together. tokens/s is that of all of them.",
+    )
     baseline: bool = _option(
         "--baseline",
         is_flag=True,
-        help="Also run every prompt without drafting: the measured speed-up.",
+        help="Also run every prompt without drafting, in turns with the other run: the measured "
+        "speed-up.",
     )
     no_stats: bool = _option(
         "--no-stats",
         is_flag=True,
         help="Collect no statistics; time only.",
     )
+    compat_counts: bool = _option(
+        "--compat-counts",
+        is_flag=True,
+        help="For targets that cannot take tokens back, count drafts as llama.cpp prints them: "
+        "only the second verification, of the accepted part.",
+    )
     stats_every: int = _option(
         "--stats-every",
-        type=_whole(0),
+        type=values.whole(0),
         default=0,
         metavar="N",
         help="Print the statistics so far on standard error every N verifications; 0: never.  "
@@ -414,7 +443,8 @@ class RunOptions:
     stream: bool = _option(
         "--stream",
         is_flag=True,
-        help="Print prompts and text on standard error as they are made.",
+        help="Print prompts and text on standard error as they are made; with -np one after "
+        "the other, the first of them live.",
     )
 
 
@@ -444,7 +474,7 @@ class ReplayOptions:
         "-n",
         "--predict",
         "--n-predict",
-        type=_whole(0),
+        type=values.whole(0),
         default=None,
         metavar="N",
         help="Tokens to generate per prompt.  [default: as many as were recorded]",
@@ -452,14 +482,14 @@ class ReplayOptions:
     n_ctx: int | None = _option(
         "-c",
         "--ctx-size",
-        type=_whole(1),
+        type=values.whole(1),
         default=None,
         metavar="N",
         help="Context of the run, in tokens.  [default: large enough]",
     )
     trees: tuple[int, ...] = _option(
         "--trees",
-        type=_whole(1, 256),
+        type=values.whole(1, 256),
         multiple=True,
         metavar="N",
         help="Also find, score and draw the best tree of N nodes. Repeatable.",
@@ -475,7 +505,7 @@ class OutputOptions:
     output: Path | None = _option(
         "-o",
         "--output",
-        type=_file(),
+        type=values.file(),
         metavar="FILE",
         help="Write the result here as JSON, whole or not at all.",
     )

@@ -6,7 +6,8 @@ import ctypes
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mtpstats.errors import ContextFull, InputError, LlamaError, MtpStatsError
+from mtpstats._core import stop_address, stop_asked
+from mtpstats.errors import ContextFull, InputError, Interrupted, LlamaError
 from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
@@ -101,6 +102,8 @@ class Context(Sequences):
                 raise LlamaError(f"no {kind} on {printable(model.path.name)}: {error}") from None
             self._handle: Handle = Handle("context", ptr, fn.llama_free, parents)
             self._handle.own(self)
+        # Graphs on the CPU stop between two nodes; a device ends what it began.
+        fn.llama_set_abort_callback(ptr, stop_address(), None)
         self._memory: int = fn.llama_get_memory(ptr)
         # Where one sequence ends: n_ctx itself is shared out among the sequences.
         self.n_ctx = int(fn.llama_n_ctx_seq(ptr) if fn.has("llama_n_ctx_seq") else
@@ -120,6 +123,8 @@ class Context(Sequences):
         )
         # A state that cannot be cut at any position: recurrent layers, except in the MTP block.
         self._recurrent = (model.is_hybrid or model.is_recurrent) and not mtp
+        # An MTP context has attention memory whatever its target has.
+        self._whole_sequences = model.kind.whole_sequences and not mtp
         self._couples = kv_unified and not model.kind.whole_sequences
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
@@ -156,7 +161,9 @@ class Context(Sequences):
         """Run the batch. Every check of it comes before the call.
 
         Raises InputError for a batch this context cannot take, ContextFull when there is no room
-        (the memory is untouched), Interrupted, DecodeError.
+        (the memory is untouched), Interrupted after ``_core.stop(True)``, DecodeError. After the
+        last two the sequences of the batch hold what was decoded of it, or nothing at all where
+        memory is recurrent.
         """
         n = batch.n_tokens
         ptr = self._handle.ptr
@@ -176,11 +183,13 @@ class Context(Sequences):
                     fits = False
         if not fits:
             self._refuse(batch)
+        if stop_asked():
+            raise Interrupted("interrupted")
         try:
             self._decode(ptr, batch.struct(self._batch_struct))
-        except MtpStatsError:
+        except BaseException as error:  # Ctrl-C is raised here when the call returns
             self._n_decoded, self._outputs = 0, set()
-            self._resync(spans)
+            self._resync(spans, isinstance(error, ContextFull))
             raise
         if not self.shares_memory:
             for seq, (_, last) in spans.items():

@@ -16,6 +16,7 @@ from mtpstats.llama.arch import Arch
 from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
+from mtpstats.llama.placement import Placement
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -34,13 +35,16 @@ class Model:
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = -1,
+        placement: Placement | None = None,
         vocab_only: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Check the file's header, then load it with its MTP blocks.
 
-        ``progress`` gets a fraction from 0 to 1; an exception in it stops the loading and comes
-        out here. Raises ModelError with what is wrong with the file, or libllama's own last words.
+        ``placement`` says which devices get what; None leaves it to llama.cpp. ``progress`` gets a
+        fraction from 0 to 1; an exception in it stops the loading and comes out here. Raises
+        ModelError with what is wrong with the file, or libllama's own last words, InputError for a
+        placement that cannot be.
         """
         self.lib = lib
         self.path = Path(path)
@@ -50,6 +54,7 @@ class Model:
         fn = self._fn = lib.fn
         params = fn.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        self._placed = placement.apply(lib, params) if placement is not None else []
         params.vocab_only = vocab_only
         params.load_mtp = True
         ptr = self._load(params, progress)

@@ -61,15 +61,10 @@ def _summary(result: dict[str, Any]) -> Summary | None:
 
 def _header(result: dict[str, Any]) -> str:
     model, settings, environment = result["model"], result["settings"], result["environment"]
-    library = environment["library"] or {}
+    library, n_parallel = environment["library"] or {}, settings.get("n_parallel", 1)
     rows = [
-        ("model", [
-            printable(model["file"]),
-            printable(model["architecture"]),
-            f"{_scaled(model['parameters'])} parameters" if model["parameters"] else "",
-            printable(model["quantisation"] or ""),
-            _plural(model["nextn_blocks"], "NextN block"),
-        ]),
+        ("model", _model(model)),
+        *([("head", _model(model["draft_model"]))] if "draft_model" in model else []),
         ("machine", [
             printable(str(environment.get("cpu", ""))),
             _plural(settings["n_threads"], "thread"),
@@ -79,6 +74,7 @@ def _header(result: dict[str, Any]) -> str:
         ]),
         ("run", [
             _prompts(result),
+            f"{n_parallel} at a time" if n_parallel > 1 else "",
             _plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
@@ -87,6 +83,16 @@ def _header(result: dict[str, Any]) -> str:
     return "".join(
         _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9) for name, cells in rows
     )
+
+
+def _model(model: dict[str, Any]) -> list[str]:
+    return [
+        printable(model["file"]),
+        printable(model["architecture"]),
+        f"{_scaled(model['parameters'])} parameters" if model["parameters"] else "",
+        printable(model["quantisation"] or ""),
+        _plural(model["nextn_blocks"], "NextN block"),
+    ]
 
 
 def _devices(environment: dict[str, Any]) -> list[str]:

@@ -202,6 +202,19 @@ def test_clamped_draft_length_is_said():
     assert "n_max 2 (all this model has heads for; 8 were asked for)" in " ".join(report.split())
 
 
+def test_several_at_a_time_and_a_head_of_its_own_are_said():
+    result = made(prompt(), n_parallel=4)
+    result["model"] = {
+        **MODEL,
+        "nextn_blocks": 0,
+        "draft_model": {**MODEL, "file": "h.gguf\x1b", "parameters": None, "nextn_blocks": 3},
+    }
+    lines = text.render(result).splitlines()
+    assert lines[1] == "head     h.gguf\\x1b, qwen35, F16, 3 NextN blocks"
+    assert lines[3] == "run      1 prompt, 4 at a time, 8 tokens, n_max 2, context 256"
+    assert "at a time" not in text.render(made(prompt(), n_parallel=1))
+
+
 def test_limits_are_shown_when_they_are_set():
     assert "n_max 2, n_min 1, p_min 0.25," in text.render(made(prompt(), n_min=1, p_min=0.25))
 

@@ -246,6 +246,9 @@ def damaged(result: dict, key: str, value: object) -> dict:
         ("model.size", True, ["model.size is True"]),
         ("model.size", 2**64, ["model.size"]),
         ("model.architecture", None, ["model.architecture is null"]),
+        ("model.draft_model", {**MODEL, "size": None}, ["model.draft_model.size is null"]),
+        ("model.draft_model", None, ["model.draft_model is null, expected an object"]),
+        ("settings.n_parallel", "4", ["settings.n_parallel is '4', expected a count"]),
         ("settings", [], ["settings is a list, expected an object"]),
         ("settings.top_k", ..., ["settings.top_k is missing"]),
         ("settings.n_predict", "all", ["settings.n_predict is 'all', expected an integer"]),
@@ -273,6 +276,13 @@ def test_damage_is_named_by_key(result, tmp_path, key, value, words):
 @pytest.mark.parametrize("key", ["repeated_4grams", "positions", "baseline", "category"])
 def test_null_is_fine_where_a_number_may_be_missing(result, key):
     results.validate(damaged(result, f"prompts.0.{key}", None), "r.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("settings.n_parallel", 4), ("model.draft_model", MODEL)]
+)
+def test_what_may_be_missing_may_be_there(result, key, value):
+    results.validate(damaged(result, key, value), "r.json")
 
 
 @pytest.mark.parametrize(
