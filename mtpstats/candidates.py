@@ -11,38 +11,26 @@ import numpy.typing as npt
 
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
 from mtpstats.price import Priced, Pricer, fastest
-from mtpstats.replay import AnyPolicy, Totals, totals
+from mtpstats.replay import AnyPolicy, Totals, heads, reach, totals
 from mtpstats.trace import Trace
 from mtpstats.trees import best_trees, improve
 
-__all__ = ["BUDGET", "DEEPEST", "DEFAULTS", "Bench", "adaptive", "blocks", "chains", "gates"]
+__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates"]
 
 DEFAULTS: Final = Chain(3)
 """What llama.cpp does with ``--spec-type draft-mtp`` and nothing else."""
-DEEPEST: Final = 16
 P_MINS: Final = tuple(round(0.1 * i, 1) for i in range(10))
 BUDGET: Final = 64
 
 
-def blocks(trace: Trace) -> int:
-    """Return how deep the model's heads reach."""
-    head = trace.header["head"]
-    return max(1, head["blocks"]) if head["kind"] == "chain" else DEEPEST
-
-
-def deepest_chain(trace: Trace) -> int:
-    """Return the longest chain that the trace can answer for."""
-    return min(trace.depth, DEEPEST, blocks(trace))
-
-
 def chains(trace: Trace) -> Iterable[Chain]:
     """Return every chain the trace can answer for, p_min from 0 to 0.9."""
-    return (Chain(n, p) for n in range(1, deepest_chain(trace) + 1) for p in P_MINS)
+    return (Chain(n, p) for n in range(1, reach(trace) + 1) for p in P_MINS)
 
 
 def default_chain(trace: Trace) -> Chain:
     """Return what llama.cpp's defaults come to for this model."""
-    return replace(DEFAULTS, n_max=min(DEFAULTS.n_max, blocks(trace)))
+    return replace(DEFAULTS, n_max=min(DEFAULTS.n_max, heads(trace)))
 
 
 def gates(chains: Sequence[Priced]) -> Iterable[GatedSiblings]:
@@ -59,7 +47,7 @@ def gates(chains: Sequence[Priced]) -> Iterable[GatedSiblings]:
 def adaptive(best: Priced, trace: Trace) -> Iterable[AdaptiveDepth]:
     """Depths that follow the outcomes, with the p_min of the best chain and with none."""
     assert isinstance(best.policy, Chain)
-    deepest = deepest_chain(trace)
+    deepest = reach(trace)
     for n_max in sorted({n for n in (2, 3, 4, 6, 8, 12) if n < deepest} | {deepest}):
         for p_min in sorted({0.0, best.policy.p_min}):
             for up in (1, 2):

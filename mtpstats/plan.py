@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mtpstats import candidates
-from mtpstats.candidates import BUDGET, DEEPEST, Bench, blocks
+from mtpstats.candidates import BUDGET, Bench
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError
-from mtpstats.policy import Chain, GatedSiblings, Tree
+from mtpstats.policy import MAX_DEPTH, Chain, GatedSiblings, Tree
 from mtpstats.price import (
     NO_DRAFTING,
     PARTS,
@@ -26,6 +26,7 @@ from mtpstats.price import (
     flags_of,
     label,
 )
+from mtpstats.replay import heads, reach
 from mtpstats.trace import Trace
 
 __all__ = ["Limits", "Plan", "Step", "make", "recommend", "to_dict", "verdict", "wider"]
@@ -144,7 +145,7 @@ def make(trace: Trace, costs: Costs, *, seed: int = 0, budget: int = BUDGET) -> 
     default = next((p for p in runnable if p.policy == same), None)
     chain = fastest(runnable)
     assert chain is not None
-    deepest = candidates.deepest_chain(trace)
+    deepest = reach(trace)
     return Plan(
         trace=trace,
         costs=costs,
@@ -210,10 +211,9 @@ def _steps(chain: Priced, none: Priced, found: Sequence[Priced]) -> Iterable[Ste
     before = by_policy.get(replace(policy, n_max=policy.n_max - 1)) if policy.n_max > 1 else none
     if before is not None:
         yield _step(f"n_max {policy.n_max} rather than {policy.n_max - 1}", before, chain)
-    if policy.n_max < DEEPEST:
-        after = by_policy.get(replace(policy, n_max=policy.n_max + 1))
-        if after is not None:
-            yield _step(f"n_max {policy.n_max + 1} rather than {policy.n_max}", chain, after)
+    after = by_policy.get(replace(policy, n_max=min(policy.n_max + 1, MAX_DEPTH)))
+    if after is not None and after is not chain:
+        yield _step(f"n_max {policy.n_max + 1} rather than {policy.n_max}", chain, after)
     gated = [
         p for p in found
         if isinstance(p.policy, GatedSiblings)
@@ -252,13 +252,13 @@ def _notes(
         notes.append("a single prompt tells no interval")
     elif n < FEW_PROMPTS:
         notes.append(f"intervals over {n} prompts, fewer than {FEW_PROMPTS}, are too narrow")
-    reach = min(DEEPEST, blocks(trace))
-    if deepest < reach:
+    possible = heads(trace)
+    if deepest < possible:
         at_the_end = isinstance(chain.policy, Chain) and chain.policy.n_max == deepest
         notes.append(
-            f"the trace is {deepest} deep: n_max {deepest + 1} to {reach} are not in the plan"
+            f"the trace is {deepest} deep: n_max {deepest + 1} to {possible} are not in the plan"
             + (", and the fastest chain is as deep as it goes" if at_the_end else "")
-            + f" (record --depth {reach})"
+            + f" (record --depth {possible})"
         )
     wide = [p for p in found if p.extrapolated]
     if wide:

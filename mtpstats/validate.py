@@ -1,36 +1,46 @@
 """Validate: policies run for real, predicted beside measured.
 
-Every prompt goes through every policy before the next one, in an order that turns, and all of that
-is repeated; where costs are measured anew, a round of measuring stands before each repeat. So a
-machine that slows down slows all of them down.
+All policies continue a prompt in turns of a few verifications, and all of that is repeated; where
+costs are measured anew, a round of measuring stands before each repeat. So a machine that slows
+down slows all of them down.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats import result as results
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted
+from mtpstats.generation import Generation
+from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
+from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
 from mtpstats.policy import Chain, Tree
 from mtpstats.price import NO_DRAFTING, Figure, Pricer, flags_of, label
 from mtpstats.replay import Totals, totals
-from mtpstats.run import WARM_UP_TOKENS, BenchSettings, Driver, Progress
+from mtpstats.run import BenchSettings
 from mtpstats.server import Completion, Server
-from mtpstats.speculate import DraftSettings, Generation, Sampling
-from mtpstats.text import printable
 from mtpstats.trace import Trace, TracedPrompt
 
-__all__ = ["Checked", "Validation", "check_model", "run", "run_server", "settings_of", "verdict"]
+__all__ = [
+    "Checked",
+    "Validation",
+    "chosen",
+    "policies_to_run",
+    "run",
+    "run_server",
+    "to_dict",
+    "verdict",
+]
 
 SCHEMA: Final = "mtpstats.validate/1"
 CLOSE: Final = 0.03
@@ -133,39 +143,6 @@ class Validation:
         return 1 - self.best_predicted.measured.value / self.best_measured.measured.value
 
 
-def settings_of(trace: Trace, model: Path) -> BenchSettings:
-    """Return the settings a trace was recorded with; ``InputError`` if its header lacks them."""
-    settings, sampling = trace.header.get("settings"), trace.header.get("sampling")
-    if not isinstance(settings, dict) or not isinstance(sampling, dict):
-        raise InputError("the trace does not say how it was recorded, so it cannot be run again")
-    known = {
-        key: settings[key]
-        for key in (
-            "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn",
-            "type_k", "type_v",
-        )
-        if key in settings
-    }  # fmt: skip
-    chosen = {
-        key: sampling[key] for key in Sampling.__dataclass_fields__ if sampling.get(key) is not None
-    }
-    n_ctx = settings.get("n_ctx") or max(prompt.n_ctx for prompt in trace.prompts)
-    return BenchSettings(
-        model=model, n_predict=trace.n_predict, n_ctx=n_ctx, sampling=Sampling(**chosen), **known
-    )
-
-
-def check_model(trace: Trace, files: Sequence[Path]) -> None:
-    """Raise ``InputError`` unless the files are the model the trace was recorded with."""
-    wanted = (trace.header.get("model") or {}).get("sha256")
-    if wanted is not None and results.sha256(files) != wanted:
-        name = printable(str((trace.header.get("model") or {}).get("file")))
-        raise InputError(
-            f"{printable(str(files[0]))} is not the model the trace was recorded with ({name}): "
-            "its hash differs"
-        )
-
-
 def chosen(trace: Trace, n_prompts: int | None) -> Trace:
     """Return a trace of so many of the prompts, evenly spread; None: of all."""
     n = len(trace.prompts)
@@ -219,8 +196,8 @@ def run(
             stack.callback(driver.close)
             drivers.append(driver)
         try:
-            for driver in drivers:
-                driver.generate(_prompt(trace.prompts[0])[:WARM_UP_TOKENS], WARM_UP_TOKENS)
+            first = _prompt(trace.prompts[0])[:WARM_UP_TOKENS]
+            _together(drivers, range(len(drivers)), first, WARM_UP_TOKENS)
             for repeat in range(repeats):
                 if costs is None and measure is not None:
                     tell(Progress("measuring costs"))
@@ -228,11 +205,12 @@ def run(
                 for one in taken:
                     one.begin()
                 for i, prompt in enumerate(trace.prompts):
-                    for which in _turned(len(policies), repeat + i):
-                        tell(Progress(f"repeat {repeat + 1}/{repeats}", done, planned, "tokens"))
-                        got = drivers[which].generate(_prompt(prompt), trace.n_predict)
-                        _keep(taken[which], got)
-                        done += len(got.tokens)
+                    tell(Progress(f"repeat {repeat + 1}/{repeats}", done, planned, "tokens"))
+                    order = _turned(len(policies), repeat + i)
+                    got = _together(drivers, order, _prompt(prompt), trace.n_predict)
+                    for one, generation in zip(taken, got, strict=True):
+                        _keep(one, generation)
+                        done += len(generation.tokens)
         except KeyboardInterrupt:
             raise Interrupted("interrupted: nothing was compared") from None
     costs = costs if costs is not None else Costs.merge(found)
@@ -242,6 +220,35 @@ def run(
         for policy, replay, one in zip(policies, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
+
+
+def _together(
+    drivers: Sequence[Driver], order: Sequence[int], prompt: Sequence[int], n_predict: int
+) -> list[Generation]:
+    """Continue a prompt with all drivers in turns; whoever is behind in tokens goes on."""
+    got: dict[int, Generation] = {}
+    made = [0] * len(drivers)
+
+    def keep(which: int, _number: int, generation: Generation) -> None:
+        got[which] = generation
+
+    with ExitStack() as stack:
+        going = {
+            which: stack.enter_context(
+                closing(drivers[which].rounds([prompt], n_predict, on_done=partial(keep, which)))
+            )
+            for which in order
+        }
+        while going:
+            which = min(going, key=made.__getitem__)
+            goal = made[which] + TURN
+            for tokens in going[which]:
+                made[which] += tokens
+                if made[which] >= goal:
+                    break
+            else:
+                del going[which]
+    return [got[which] for which in range(len(drivers))]
 
 
 def _turned(n: int, by: int) -> list[int]:
@@ -355,8 +362,19 @@ def _server_flags(settings: BenchSettings, n_ctx: int) -> list[str]:
         flags += [name, str(threads)] if threads else []
     if settings.n_gpu_layers >= 0:
         flags += ["-ngl", str(settings.n_gpu_layers)]
-    flags += ["-fa", settings.flash_attn, "-ctk", settings.type_k, "-ctv", settings.type_v]
-    return flags
+    if settings.draft_model is not None:
+        flags += ["-md", str(settings.draft_model)]
+    placement = settings.placement
+    for name, value in (
+        ("-dev", None if placement.devices is None else ",".join(placement.devices) or "none"),
+        ("-sm", placement.split_mode),
+        ("-ts", ",".join(f"{share:g}" for share in placement.tensor_split)),
+        ("-mg", placement.main_gpu),
+        ("-ot", ",".join("=".join(pair) for pair in placement.override_tensor)),
+        ("--rpc", ",".join(settings.rpc)),
+    ):
+        flags += [name, str(value)] if value not in (None, "") else []
+    return [*flags, "-fa", settings.flash_attn, "-ctk", settings.type_k, "-ctv", settings.type_v]
 
 
 # ---- words and JSON

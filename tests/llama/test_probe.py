@@ -39,7 +39,9 @@ def heads_of(case: str) -> str:
 
 
 def compare(models: Loaded, sampling: Sampling, prompts: list[str], n_predict: int) -> None:
-    heads = heads_of("chain" if models.case.n_blocks > 1 else models.case.draft[0] if models.case.draft else "")
+    heads = heads_of(
+        "chain" if models.case.n_blocks > 1 else models.case.draft[0] if models.case.draft else ""
+    )
     prober = Prober(8, width=4)
     ids = [models.model.tokenize(text) for text in prompts]
     with models.speculator(draft=DraftSettings(2), prober=prober, sampling=sampling) as recorder:
