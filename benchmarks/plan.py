@@ -20,7 +20,7 @@ from replay import made_up
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mtpstats import plan
-from mtpstats.cost import Costs, Curve
+from mtpstats.cost import Costs, Curve, Point
 from mtpstats.report import plan as report
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     trace = made_up(args.roots, args.depth, args.prompts)
     rng = np.random.default_rng(0)
     curves = [
-        Curve({n: base * (1 + slope * n) * rng.uniform(0.97, 1.1, 30) for n in points})
+        Curve({n: Point.of(base * (1 + slope * n) * rng.uniform(0.97, 1.1, 30)) for n in points})
         for base, slope, points in (
             (20e-3, 0.02, range(1, 34)), (2e-3, 0.01, range(1, 9)), (1e-3, 0.01, range(1, 34)),
         )

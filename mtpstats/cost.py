@@ -1,238 +1,263 @@
-"""Costs: what verifying and drafting take on one machine, by the rows of a pass.
+"""Costs: what target passes and head steps take on a machine, and what a run of them takes.
 
-All times are seconds of wall clock. A cost file is JSON with ``"schema": "mtpstats.cost/1"``; by
-hand it needs no more than ::
+A cost file is JSON, ``"schema": "mtpstats.cost/1"``, times in seconds. One written by hand needs
+``verify`` and ``draft`` only::
 
     {"schema": "mtpstats.cost/1",
-     "verify": {"1": 0.021, "2": 0.022, "4": 0.024, "8": 0.031},
-     "draft": {"1": 0.0021}}
+     "verify": {"1": 0.030, "2": 0.031, "8": 0.034, "9": 0.060},
+     "draft": {"1": 0.002}}
 
-A point is a number, or the list of its samples, whose median counts and whose spread goes into the
-interval of a prediction.
+Between two rows that were measured a straight line is taken, beyond the last one the line through
+the last two: never one line through all, since passes cost steps and cliffs.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats import result as results
+from mtpstats import result
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
-__all__ = ["Costs", "Curve"]
-
 SCHEMA: Final = "mtpstats.cost/1"
-MAX_ROWS: Final = 1024
-_CURVES: Final = ("verify", "follow", "draft")
-_ONCE: Final = ("other_verification", "other_token")
+CURVES: Final = ("verify", "follow", "draft")
+OTHERS: Final = ("other_verification", "other_draft", "other_token")
+FACTS: Final = ("environment", "model", "settings", "check", "comment")
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+_ROWS: Final = re.compile("[1-9][0-9]{0,4}")
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a number of rows takes, in seconds: the median of ``samples`` and its quartiles."""
+
+    median: float
+    low: float
+    high: float
+    samples: int = 1
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Point:
+        """Return the point that samples make."""
+        low, median, high = np.quantile(np.asarray(seconds, np.float64), [0.25, 0.5, 0.75])
+        return cls(float(median), float(low), float(high), len(seconds))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the median, from the quartiles as if the samples were normal."""
+        return 1.2533 * (self.high - self.low) / 1.349 / math.sqrt(self.samples)
 
 
 class Curve:
-    """Seconds of a pass by its rows: measured points and straight lines between them.
-
-    Never one line through all of them: passes take time in steps. Beyond the last point it goes on
-    as between the last two, though never down; with a single point it is flat.
+    """Seconds by number of rows.
 
     Args:
-        samples: seconds measured at each number of rows; 1 must be among them.
-
-    Raises:
-        InputError: no point at 1, or a time that is none.
+        points: by rows, 1 or more each; the first must be 1.
     """
 
-    def __init__(self, samples: Mapping[int, Sequence[float]]) -> None:
-        self.samples: dict[int, Floats] = {}
-        for rows in sorted(samples):
-            if not 1 <= rows <= MAX_ROWS:
-                raise InputError(f"{rows} rows: it must be 1 to {MAX_ROWS}")
-            taken = np.array(samples[rows], np.float64)
-            if taken.ndim != 1 or not taken.size or not (np.isfinite(taken) & (taken >= 0)).all():
-                raise InputError(f"{rows}: not one or more times in seconds")
-            self.samples[rows] = taken
-        if 1 not in self.samples:
-            raise InputError('"1" is missing: what a pass of one row takes')
-        self.rows: npt.NDArray[np.int64] = np.array(list(self.samples), np.int64)
-        """[n] measured points, ascending."""
-        self.seconds: Floats = np.array([np.median(s) for s in self.samples.values()])
-        """[n] medians there."""
+    def __init__(self, points: Mapping[int, Point]) -> None:
+        self.points = dict(sorted(points.items()))
+        self._rows = np.array(list(self.points), np.float64)
+        self._seconds = np.array([point.median for point in self.points.values()])
 
     @property
     def last(self) -> int:
-        """Rows of the last measured point; what lies beyond is extrapolated."""
-        return int(self.rows[-1])
+        """The most rows that were measured; what is beyond is a guess."""
+        return int(self._rows[-1])
 
-    def at(self, rows: npt.ArrayLike, points: Floats | None = None) -> Floats:
-        """Return seconds [..., m] of passes of ``rows`` int[m].
+    def __call__(self, rows: npt.ArrayLike) -> Floats:
+        """Return the seconds that these numbers of rows take; 0 rows take none."""
+        asked = np.asarray(rows, np.float64)
+        seconds = np.interp(asked, self._rows, self._seconds)
+        if len(self._rows) > 1:
+            slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
+            seconds = seconds + np.maximum(asked - self._rows[-1], 0.0) * max(slope, 0.0)
+        return np.where(asked > 0, seconds, 0.0)
 
-        ``points`` [..., n] stands in for the medians, as :meth:`draws` gives them.
-        """
-        wanted, known = np.asarray(rows, np.int64), self.rows
-        points = self.seconds if points is None else points
-        if len(known) == 1:
-            return np.repeat(points, wanted.size, axis=-1)
-        right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
-        slope = (points[..., right] - points[..., right - 1]) / (known[right] - known[right - 1])
-        slope = np.where(wanted > known[-1], np.maximum(slope, 0.0), slope)
-        found: Floats = points[..., right] + (wanted - known[right]) * slope
-        return found
+    def resampled(self, rng: np.random.Generator) -> Curve:
+        """Return a curve whose points are off by their standard errors."""
+        return Curve(
+            {
+                rows: Point(max(rng.normal(p.median, p.error), 0.0), p.low, p.high, p.samples)
+                for rows, p in self.points.items()
+            }
+        )
 
-    def draws(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n, points]: medians of the samples drawn anew, with replacement."""
-        drawn = [
-            np.median(taken[rng.integers(0, taken.size, (n, taken.size))], axis=1)
-            for taken in self.samples.values()
-        ]
-        return np.stack(drawn, axis=1)
-
-    def to_dict(self) -> dict[str, float | list[float]]:
-        """Return the points as JSON types."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
         return {
-            str(rows): float(taken[0]) if taken.size == 1 else taken.tolist()
-            for rows, taken in self.samples.items()
+            str(rows): {"median": p.median, "low": p.low, "high": p.high, "samples": p.samples}
+            for rows, p in self.points.items()
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Costs:
-    """Times of one machine, model and context length."""
+    """What a run's parts take.
+
+    A verification of L drafted tokens takes ``verify(1 + L)`` in the target, ``follow(1 + L)`` in
+    the head, which reads the same tokens, and ``other_verification``; each step of the head over
+    ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. All in
+    seconds. ``follow`` None: nothing, as for a head that reads the target's cells, or in a file
+    that counts it in ``verify``.
+    """
 
     verify: Curve
-    """A target pass, with waiting for it."""
     draft: Curve
-    """One step of the head over that many rows, with reading its logits."""
-    follow: Curve
-    """The head's pass over the rows just verified."""
+    follow: Curve | None = None
     other_verification: float = 0.0
-    """The driver's own time a verification, in seconds."""
+    other_draft: float = 0.0
     other_token: float = 0.0
-    """The driver's own time a generated token, in seconds."""
-    context: int | None = None
-    """Text positions before the measured passes; None: not known."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """``environment``, ``model`` and ``settings`` of the measurement, as in a result."""
+    n_past: int | None = None
+    """Tokens in the context while it was measured."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """``environment``, ``model``, ``settings``: where it was measured. ``check``: seconds of real
+    runs, and what these costs make of them. ``comment``: anything."""
 
-    @classmethod
-    def from_dict(cls, record: Any, where: str) -> Costs:
-        """Read what :meth:`to_dict` returns, or less; ``InputError`` names ``where`` and the key.
+    def seconds(
+        self,
+        rows: npt.ArrayLike,
+        widths: npt.ArrayLike,
+        tokens: npt.ArrayLike,
+    ) -> Floats:
+        """Return what runs take, one for each of the leading dimension.
 
-        Without ``follow`` a pass over verified rows is taken to cost what a draft step of one row
-        costs; ``"follow": {"1": 0}`` says that there is none.
+        Args:
+            rows: [..., n] verifications by the rows of their target pass.
+            widths: [..., w] steps of the head by their rows.
+            tokens: [...] generated tokens.
         """
-        if not isinstance(record, dict) or "schema" not in record:
-            raise InputError(f'{where}: not a cost file of mtpstats: it has no "schema"')
-        if record["schema"] != SCHEMA:
-            raise InputError(
-                f"{where}: schema {printable(repr(record['schema']))[:60]} is unknown; "
-                f"this version reads {SCHEMA}"
-            )
-        curves = {name: _curve(record, name, where) for name in _CURVES}
-        verify, draft, follow = curves["verify"], curves["draft"], curves["follow"]
-        if verify is None or draft is None:
-            name = "draft" if verify else "verify"
-            raise InputError(f"{where}: {name} is missing: an object of seconds by rows")
-        if not verify.seconds.all():
-            raise InputError(f"{where}: verify has a pass that takes no time")
-        once = {name: record.get(name, 0.0) for name in _ONCE}
-        for name, value in once.items():
-            if not _is_time(value):
-                raise InputError(f"{where}: {name} is {_shown(value)}, expected seconds")
-        context = record.get("context")
-        if context is not None and (type(context) is not int or context < 0):
-            raise InputError(f"{where}: context is {_shown(context)}, expected a count")
-        about = {key: record.get(key) for key in ("environment", "model", "settings")}
-        for key, value in about.items():
-            if not isinstance(value, dict | None):
-                raise InputError(f"{where}: {key} is {_shown(value)}, expected an object")
-        return cls(
-            verify=verify,
-            draft=draft,
-            follow=follow or Curve({1: [float(draft.seconds[0])]}),
-            context=context,
-            about={key: value for key, value in about.items() if value is not None},
-            **once,
+        passes, steps = np.asarray(rows, np.float64), np.asarray(widths, np.float64)
+        by_rows, by_width = np.arange(passes.shape[-1]), np.arange(steps.shape[-1])
+        a_pass = self.verify(by_rows) + np.where(by_rows > 0, self.other_verification, 0.0)
+        if self.follow is not None:
+            a_pass = a_pass + self.follow(by_rows)
+        a_step = self.draft(by_width) + np.where(by_width > 0, self.other_draft, 0.0)
+        total: Floats = passes @ a_pass + steps @ a_step + self.other_token * np.asarray(tokens)
+        return total
+
+    def measured(self, rows: int, width: int = 1) -> bool:
+        """Whether passes of so many rows and steps of that width lie inside what was measured."""
+        return rows <= self.verify.last and width <= self.draft.last
+
+    def resampled(self, rng: np.random.Generator) -> Costs:
+        """Return costs that a second measurement might have given."""
+        return Costs(
+            self.verify.resampled(rng),
+            self.draft.resampled(rng),
+            self.follow and self.follow.resampled(rng),
+            self.other_verification,
+            self.other_draft,
+            self.other_token,
+            self.n_past,
+            self.facts,
         )
 
-    @classmethod
-    def load(cls, path: Path) -> Costs:
-        """Read a cost file; ``InputError`` says what is wrong with it."""
-        where = printable(str(path))
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not a cost file: {printable(str(error))[:200]}") from None
-        return cls.from_dict(record, where)
-
-    @classmethod
-    def merge(cls, parts: Sequence[Costs]) -> Costs:
-        """Return measurements of one machine and model taken together: all their samples.
-
-        The driver's own times are the medians of the parts'.
-        """
-        curves = {}
-        for name in _CURVES:
-            samples: dict[int, list[float]] = {}
-            for part in parts:
-                for rows, taken in getattr(part, name).samples.items():
-                    samples.setdefault(rows, []).extend(taken.tolist())
-            curves[name] = Curve(samples)
-        once = {name: float(np.median([getattr(p, name) for p in parts])) for name in _ONCE}
-        first = parts[0]
-        return cls(
-            curves["verify"], curves["draft"], curves["follow"], once["other_verification"],
-            once["other_token"], first.context, first.about,
-        )  # fmt: skip
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the cost file's content."""
+        """Return the JSON form."""
         return {
             "schema": SCHEMA,
-            **{name: getattr(self, name).to_dict() for name in _CURVES},
-            **{name: getattr(self, name) for name in _ONCE},
-            "context": self.context,
-            **self.about,
+            "n_past": self.n_past,
+            **{name: curve.to_dict() for name in CURVES if (curve := getattr(self, name))},
+            **{name: getattr(self, name) for name in OTHERS},
+            **self.facts,
         }
 
     def save(self, path: Path) -> None:
         """Write a cost file, whole or not at all."""
-        results.write(path, self.to_dict())
+        result.write(path, self.to_dict())
 
+    @classmethod
+    def load(cls, path: Path) -> Costs:
+        """Read a cost file, also one written by hand.
 
-def _curve(record: dict[str, Any], name: str, where: str) -> Curve | None:
-    points = record.get(name)
-    if points is None:
-        return None
-    if not isinstance(points, dict):
-        raise InputError(f"{where}: {name} is {_shown(points)}, expected an object")
-    samples: dict[int, list[float]] = {}
-    for rows, value in points.items():
-        taken = value if isinstance(value, list) else [value]
-        if not (rows.isascii() and rows.isdigit()) or not taken or not all(map(_is_time, taken)):
+        Raises ``InputError`` that names the file and the key that is not as it should be.
+        """
+        return cls.from_dict(result.read_json(path, "cost file"), printable(str(path)))
+
+    @classmethod
+    def from_dict(cls, record: Any, where: str = "costs") -> Costs:
+        """Read the JSON form; ``where`` begins the message of an ``InputError``."""
+        if not isinstance(record, dict) or "schema" not in record:
+            raise InputError(f'{where}: no cost file: it has no "schema"')
+        if record["schema"] != SCHEMA:
             raise InputError(
-                f"{where}: {name} has {_shown(rows)}: {_shown(value)}, expected a number of rows "
-                "and seconds"
+                f"{where}: schema {printable(repr(record['schema']))[:60]} is unknown; this "
+                f"version reads {SCHEMA}"
             )
-        samples[int(rows[:9])] = taken
-    try:
-        return Curve(samples)
-    except InputError as error:
-        raise InputError(f"{where}: {name}: {error}") from None
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+        known = {"schema", "n_past", *CURVES, *OTHERS, *FACTS}
+        for name in record:
+            if name not in known:
+                raise InputError(
+                    f"{where}: {printable(name)[:60]} is no key of a cost file; it may have "
+                    f"{', '.join(sorted(known - {'schema'}))}"
+                )
+        curves = {name: _curve(record[name], where, name) for name in CURVES if name in record}
+        for name in ("verify", "draft"):
+            if name not in curves:
+                raise InputError(f"{where}: {name} is missing: seconds by number of rows")
+        others = {name: _seconds(record[name], where, name) for name in OTHERS if name in record}
+        n_past = record.get("n_past")
+        if n_past is not None and (type(n_past) is not int or n_past < 0):
+            raise InputError(f"{where}: n_past is {_shown(n_past)}, expected a number of tokens")
+        facts = {name: record[name] for name in FACTS if name in record}
+        return cls(**curves, **others, n_past=n_past, facts=facts)
 
 
 def _shown(value: Any) -> str:
-    return printable(repr(value))[:60]
+    return printable(json.dumps(value))[:60]
+
+
+def _seconds(value: Any, where: str, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where}: {key} is {_shown(value)}, expected seconds")
+    if not 0 <= value < 1e6:
+        raise InputError(f"{where}: {key} is {_shown(value)}, expected seconds, 0 or more")
+    return float(value)
+
+
+def _curve(value: Any, where: str, name: str) -> Curve:
+    if not isinstance(value, dict) or not value:
+        raise InputError(
+            f'{where}: {name} is {_shown(value)}, expected seconds by rows: {{"1": 0.03, ...}}'
+        )
+    points: dict[int, Point] = {}
+    for key, entry in value.items():
+        if not _ROWS.fullmatch(key):
+            raise InputError(f"{where}: {name} has {_shown(key)}, expected a number of rows")
+        place = f"{name}[{key}]"
+        if isinstance(entry, dict):
+            points[int(key)] = _point(entry, where, place)
+        else:
+            seconds = _seconds(entry, where, place)
+            points[int(key)] = Point(seconds, seconds, seconds)
+        if name != "follow" and points[int(key)].median == 0:
+            raise InputError(f"{where}: {place} is 0: nothing takes no time")
+    if 1 not in points:
+        raise InputError(f"{where}: {name} has no entry for 1 row")
+    return Curve(points)
+
+
+def _point(entry: dict[str, Any], where: str, place: str) -> Point:
+    if "median" not in entry:
+        raise InputError(f"{where}: {place} has no median")
+    median = _seconds(entry["median"], where, f"{place}.median")
+    low = _seconds(entry.get("low", median), where, f"{place}.low")
+    high = _seconds(entry.get("high", median), where, f"{place}.high")
+    samples = entry.get("samples", 1)
+    if type(samples) is not int or samples < 1:
+        raise InputError(f"{where}: {place}.samples is {_shown(samples)}, expected a count")
+    if not low <= median <= high:
+        raise InputError(f"{where}: {place}: low, median and high are not in this order")
+    return Point(median, low, high, samples)

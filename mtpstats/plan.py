@@ -268,7 +268,7 @@ def _notes(
             f"{len(wide)} policies from {least.nodes:.0f} nodes on, are extrapolated"
         )
     ours = (trace.header.get("model") or {}).get("sha256")
-    theirs = costs.about.get("model", {}).get("sha256")
+    theirs = (costs.facts.get("model") or {}).get("sha256")
     if ours and theirs and ours != theirs:
         notes.append("the costs were measured with another model")
     return tuple(notes)
@@ -349,7 +349,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     ``policies`` holds the series of every figure: chains by ``n_max`` and ``p_min``, trees by
     ``n_nodes``.
     """
-    trace, costs = plan.trace, plan.costs
+    trace = plan.trace
     number = {id(priced): i for i, priced in enumerate(plan.policies)}
 
     def index(priced: Priced | None) -> int | None:
@@ -368,17 +368,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             "incomplete": trace.incomplete,
             "starts": plan.starts,
         },
-        "costs": {
-            **{
-                name: {str(n): s for n, s in zip(c.rows.tolist(), c.seconds.tolist(), strict=True)}
-                for name, c in
-                (("verify", costs.verify), ("follow", costs.follow), ("draft", costs.draft))
-            },
-            "other_verification": costs.other_verification,
-            "other_token": costs.other_token,
-            "context": costs.context,
-            "environment": costs.about.get("environment"),
-        },
+        "costs": plan.costs.to_dict(),
         "seed": plan.seed,
         "resamples": RESAMPLES,
         "policies": [_entry(priced) for priced in plan.policies],

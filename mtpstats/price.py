@@ -28,6 +28,7 @@ __all__ = ["NO_DRAFTING", "Figure", "Priced", "Pricer", "fastest", "flags_of", "
 
 NO_DRAFTING: Final = Tree()
 RESAMPLES: Final = 1000
+WIDE: Final = 65  # rows of the largest tree's pass
 PARTS: Final = ("verify", "follow", "draft", "other")
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -139,23 +140,16 @@ class Pricer:
         drawn = rng.multinomial(n_prompts, share, resamples)
         self._weights = np.concatenate([np.ones((1, n_prompts)), drawn])
         self._costs = costs
-        self._points = {
-            name: np.concatenate([curve.seconds[None], curve.draws(resamples, rng)])
-            for name, curve in self._curves().items()
+        self._curves: dict[str, _Curves | None] = {
+            "verify": _Curves(costs.verify, resamples, rng),
+            "draft": _Curves(costs.draft, resamples, rng),
+            "follow": None if costs.follow is None else _Curves(costs.follow, resamples, rng),
         }
-        self._known: dict[str, Floats] = {}
-
-    def _curves(self) -> dict[str, Curve]:
-        costs = self._costs
-        return {"verify": costs.verify, "follow": costs.follow, "draft": costs.draft}
 
     def _seconds(self, name: str, n: int) -> Floats:
         """[1 + resamples, n] of passes of 1..n rows."""
-        known = self._known.get(name)
-        if known is None or known.shape[1] < n:
-            rows = np.arange(1, max(n, 65) + 1)
-            known = self._known[name] = self._curves()[name].at(rows, self._points[name])
-        return known[:, :n]
+        curves = self._curves[name]
+        return np.zeros((len(self._weights), n)) if curves is None else curves.seconds(n)
 
     def price(self, policy: AnyPolicy, done: Totals) -> Priced:
         """Return what a policy gives that did ``done``."""
@@ -166,9 +160,8 @@ class Pricer:
         passes = weights @ done.verifications.astype(np.float64)
         drafting = kind_of(policy) != "none"
         verify = self._seconds("verify", rows.shape[1])
-        zero = np.zeros(len(weights))
-        follow = self._seconds("follow", rows.shape[1])
-        draft = self._seconds("draft", widths.shape[1])
+        follow = self._seconds("follow", rows.shape[1]) * drafting
+        draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         n = max(1.0, float(passes[0]))
         return Priced(
             policy=policy,
@@ -177,17 +170,44 @@ class Pricer:
             tokens=tokens,
             parts={
                 "verify": np.einsum("bn,bn->b", rows, verify),
-                "follow": np.einsum("bn,bn->b", rows, follow) if drafting else zero,
+                "follow": np.einsum("bn,bn->b", rows, follow),
                 "draft": np.einsum("bn,bn->b", widths, draft),
                 "other": passes * costs.other_verification + tokens * costs.other_token,
             },
             bare=passes * self._seconds("verify", 1)[:, 0],
             nodes=float(done.drafted.sum()) / n,
             steps=float(widths[0].sum()) / n,
-            extrapolated=_widest(done.rows) > costs.verify.last
-            or _widest(done.widths) > costs.draft.last,
+            extrapolated=not costs.measured(_widest(done.rows), _widest(done.widths)),
             on_one_prompt=len(done.tokens) < 2,
         )
+
+
+class _Curves:
+    """A measured curve and, for each resample, what another measurement might have given."""
+
+    def __init__(self, curve: Curve, resamples: int, rng: np.random.Generator) -> None:
+        self._rows = np.array(list(curve.points), np.float64)
+        medians = np.array([point.median for point in curve.points.values()])
+        errors = np.array([point.error for point in curve.points.values()])
+        drawn = np.maximum(rng.normal(medians, errors, (resamples, len(medians))), 0.0)
+        self._points = np.concatenate([medians[None], drawn])
+        self._found = np.empty((resamples + 1, 0))
+
+    def seconds(self, n: int) -> Floats:
+        """[1 + resamples, n] of passes of 1..n rows, as ``Curve`` finds them."""
+        if self._found.shape[1] < n:
+            self._found = self._between(np.arange(1.0, max(n, WIDE) + 1))
+        return self._found[:, :n]
+
+    def _between(self, wanted: Floats) -> Floats:
+        known, points = self._rows, self._points
+        if len(known) == 1:
+            return np.repeat(points, len(wanted), axis=1)
+        right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
+        slope = (points[:, right] - points[:, right - 1]) / (known[right] - known[right - 1])
+        slope = np.where(wanted > known[-1], np.maximum(slope, 0.0), slope)
+        found: Floats = points[:, right] + (wanted - known[right]) * slope
+        return found
 
 
 def _widest(counts: npt.NDArray[np.int64]) -> int:

@@ -8,7 +8,7 @@ down slows all of them down.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats.cost import Costs
+from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
 from mtpstats.head import DraftSettings
@@ -213,13 +213,48 @@ def run(
                         done += len(generation.tokens)
         except KeyboardInterrupt:
             raise Interrupted("interrupted: nothing was compared") from None
-    costs = costs if costs is not None else Costs.merge(found)
+    costs = costs if costs is not None else merged(found)
     pricer = Pricer(costs, len(trace.prompts), seed=seed)
     checked = [
         _checked(trace, policy, pricer.price(policy, replay).rate, replay, one)
         for policy, replay, one in zip(policies, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
+
+
+def merged(found: Sequence[Costs]) -> Costs:
+    """Return several measurements of one machine as one: medians of medians and of quartiles."""
+
+    def middle(values: Iterable[float]) -> float:
+        return float(np.median(list(values)))
+
+    def curve(name: str) -> Curve:
+        points: dict[int, list[Point]] = {}
+        for one in (getattr(costs, name) for costs in found):
+            for rows, point in one.points.items() if one is not None else ():
+                points.setdefault(rows, []).append(point)
+        return Curve(
+            {
+                rows: Point(
+                    middle(p.median for p in all_of),
+                    middle(p.low for p in all_of),
+                    middle(p.high for p in all_of),
+                    sum(p.samples for p in all_of),
+                )
+                for rows, all_of in points.items()
+            }
+        )
+
+    first = found[0]
+    return replace(
+        first,
+        verify=curve("verify"),
+        draft=curve("draft"),
+        follow=curve("follow") if first.follow is not None else None,
+        other_verification=middle(costs.other_verification for costs in found),
+        other_draft=middle(costs.other_draft for costs in found),
+        other_token=middle(costs.other_token for costs in found),
+    )
 
 
 def _together(
@@ -252,9 +287,8 @@ def _together(
 
 
 def _turned(n: int, by: int) -> list[int]:
-    """0..n-1 from another start each time, every other time backwards."""
-    order = [(i + by) % n for i in range(n)]
-    return order[::-1] if by % 2 else order
+    """0..n-1, from another start each time."""
+    return [(i + by) % n for i in range(n)]
 
 
 def _draft(policy: Runnable) -> DraftSettings | None:
@@ -405,7 +439,7 @@ def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": trace.header.get("model"),
-        "environment": validation.costs.about.get("environment"),
+        "environment": validation.costs.facts.get("environment"),
         "prompts": validation.n_prompts,
         "repeats": validation.repeats,
         "costs": validation.costs.to_dict(),

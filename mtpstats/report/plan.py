@@ -67,19 +67,19 @@ def _header(plan: Plan) -> str:
 
 def _costs(plan: Plan) -> list[str]:
     costs = plan.costs
-    environment = costs.about.get("environment") or {}
-    threads = (costs.about.get("settings") or {}).get("n_threads")
+    environment = costs.facts.get("environment") or {}
+    threads = (costs.facts.get("settings") or {}).get("n_threads")
     verify = ", ".join(
-        f"{rows}: {_short(1e3 * float(costs.verify.at([rows])[0]))}"
+        f"{rows}: {_short(1e3 * float(costs.verify(rows)))}"
         for rows in (1, 2, 4, 8, 16, 32)
         if rows <= costs.verify.last
     )
     return [
         printable(str(environment.get("cpu") or "")),
         _plural(threads if isinstance(threads, int) else None, "thread"),
-        f"context {costs.context:,}" if costs.context is not None else "",
+        f"after {costs.n_past:,} tokens" if costs.n_past is not None else "",
         f"ms to verify rows {verify}",
-        f"to draft one {_short(1e3 * float(costs.draft.seconds[0]))}",
+        f"to draft one {_short(1e3 * float(costs.draft(1)))}",
     ]
 
 

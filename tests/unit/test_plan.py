@@ -81,9 +81,29 @@ def test_the_interval_over_two_prompts_reaches_from_the_one_to_the_other() -> No
 
 
 def test_the_spread_of_the_costs_is_in_the_interval() -> None:
-    spread = costs({1: [9, 11]}, draft=1)
+    # Quartiles 9 and 11 of 100 samples: a median known to 1.2533 * 2 / 1.349 / 10 = 0.186.
+    samples = np.quantile([8, 9, 10, 11, 12], np.linspace(0, 1, 100)).tolist()
+    spread = costs({1: samples}, draft=1)
     none = price(trace(text(MISSES), text(MISSES, "b")), NO_DRAFTING, spread)
-    assert none.rate == pytest.approx((1 / 10, 1 / 11, 1 / 9))
+    assert none.rate.value == pytest.approx(1 / 10)
+    assert none.rate.lo == pytest.approx(1 / (10 + 1.96 * 0.186), rel=0.004)
+    assert none.rate.hi == pytest.approx(1 / (10 - 1.96 * 0.186), rel=0.004)
+
+
+def test_between_measured_rows_a_straight_line_in_every_resample() -> None:
+    # 2 rows, between 1 and 3, take the mean of both; 5, beyond, go on as from 1 to 3.
+    by_three = costs({1: 10, 3: 12}, draft=1)
+    assert price(ONE, Chain(1), by_three).parts["verify"].tolist() == [4 * 11] * 1001
+    wide = price(ONE, Tree([(r,) for r in range(1, 5)]), by_three)
+    assert wide.parts["verify"].tolist() == [3 * 14] * 1001
+    assert float(by_three.verify(5)) == 14
+
+
+def test_a_head_that_follows_for_nothing() -> None:
+    alone = costs({1: 10}, draft=2, other_draft=0.5)
+    shared = Costs(alone.verify, alone.draft, None, other_draft=0.5)
+    for of in (alone, shared):
+        assert price(ONE, Chain(2), of).seconds[0] == 2 * 10 + 4 * 2.5
 
 
 def test_flags_are_those_of_llama_server() -> None:
@@ -372,7 +392,7 @@ def test_notes_of_costs_of_another_model_and_of_a_cut_trace() -> None:
     other = trace(*texts, model={"sha256": "aa", "file": "m.gguf"})
     told = plans.make(
         Trace(other.header, other.prompts, incomplete="prompt 3 is cut off"),
-        Costs(FLAT.verify, FLAT.draft, FLAT.follow, about={"model": {"sha256": "bb"}}),
+        Costs(FLAT.verify, FLAT.draft, FLAT.follow, facts={"model": {"sha256": "bb"}}),
     )
     assert told.notes[0] == "the trace is incomplete: prompt 3 is cut off"
     assert "the costs were measured with another model" in told.notes
@@ -393,14 +413,14 @@ def test_json_has_every_series_and_no_nan() -> None:
     assert sum(best["shares"].values()) == pytest.approx(1)
     assert record["policies"][record["none"]]["policy"] == "none"
     assert record["flags"] == plan.flags()
-    assert record["costs"]["verify"] == {"1": 10}
+    assert record["costs"]["verify"]["1"]["median"] == 10
 
 
 def test_the_report_fits_80_columns_of_ascii() -> None:
     for plan in (
         plans.make(recorded(3, 3, 1), FLAT),
         plans.make(recorded(5), costs({1: 1e-6}, draft=1e-7)),
-        plans.make(recorded(0, 0), costs({1: 1e4, 33: 1e5}, draft=1e3, context=100)),
+        plans.make(recorded(0, 0), costs({1: 1e4, 33: 1e5}, draft=1e3, n_past=100)),
         plans.make(TWO, COSTS),
     ):
         lines = report.render(plan).splitlines()
