@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from mtpstats.text import printable
 
 SCHEMA: Final = "mtpstats.cost/1"
 CURVES: Final = ("verify", "follow", "draft")
-OTHERS: Final = ("other_verification", "other_draft", "other_token")
+OTHERS: Final = ("other_verification", "other_draft", "other_token", "other_plain")
 FACTS: Final = ("environment", "model", "settings", "check", "comment")
 
 _ROWS: Final = re.compile("[1-9][0-9]{0,4}")
@@ -40,18 +40,19 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """What a number of rows takes, in seconds: the median of ``samples`` and its quartiles."""
+    """What a number of rows takes, in seconds: median, quartiles and mean of ``samples``."""
 
     median: float
     low: float
     high: float
+    mean: float
     samples: int = 1
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Point:
         """Return the point that samples make."""
-        low, median, high = np.quantile(np.asarray(seconds, np.float64), [0.25, 0.5, 0.75])
-        return cls(float(median), float(low), float(high), len(seconds))
+        low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
+        return cls(median, low, high, float(np.mean(seconds)), len(seconds))
 
     @property
     def error(self) -> float:
@@ -89,17 +90,18 @@ class Curve:
         """Return a curve whose points are off by their standard errors."""
         return Curve(
             {
-                rows: Point(max(rng.normal(p.median, p.error), 0.0), p.low, p.high, p.samples)
-                for rows, p in self.points.items()
+                rows: replace(point, median=max(rng.normal(point.median, point.error), 0.0))
+                for rows, point in self.points.items()
             }
         )
 
+    def averaged(self) -> Curve:
+        """Return the curve through the means."""
+        return Curve({rows: replace(p, median=p.mean) for rows, p in self.points.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
-            str(rows): {"median": p.median, "low": p.low, "high": p.high, "samples": p.samples}
-            for rows, p in self.points.items()
-        }
+        return {str(rows): asdict(point) for rows, point in self.points.items()}
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ class Costs:
 
     A verification of L drafted tokens takes ``verify(1 + L)`` in the target, ``follow(1 + L)`` in
     the head, which reads the same tokens, and ``other_verification``; each step of the head over
-    ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. All in
-    seconds. ``follow`` None: nothing, as for a head that reads the target's cells, or in a file
-    that counts it in ``verify``.
+    ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. Without
+    drafting a token takes ``verify(1)``, ``other_plain`` and ``other_token``. All in seconds.
+    ``follow`` None: nothing, as for a head that reads the target's cells, or in a file that counts
+    it in ``verify``.
     """
 
     verify: Curve
@@ -119,6 +122,7 @@ class Costs:
     other_verification: float = 0.0
     other_draft: float = 0.0
     other_token: float = 0.0
+    other_plain: float = 0.0
     n_past: int | None = None
     """Tokens in the context while it was measured."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -147,22 +151,27 @@ class Costs:
         total: Floats = passes @ a_pass + steps @ a_step + self.other_token * np.asarray(tokens)
         return total
 
+    def plain(self, tokens: npt.ArrayLike) -> Floats:
+        """Return what generating these numbers of tokens takes without drafting."""
+        each = float(self.verify(1)) + self.other_plain + self.other_token
+        seconds: Floats = each * np.asarray(tokens, np.float64)
+        return seconds
+
     def measured(self, rows: int, width: int = 1) -> bool:
         """Whether passes of so many rows and steps of that width lie inside what was measured."""
         return rows <= self.verify.last and width <= self.draft.last
 
     def resampled(self, rng: np.random.Generator) -> Costs:
         """Return costs that a second measurement might have given."""
-        return Costs(
-            self.verify.resampled(rng),
-            self.draft.resampled(rng),
-            self.follow and self.follow.resampled(rng),
-            self.other_verification,
-            self.other_draft,
-            self.other_token,
-            self.n_past,
-            self.facts,
-        )
+        return self._with_curves(lambda curve: curve.resampled(rng))
+
+    def averaged(self) -> Costs:
+        """Return the costs by mean instead of median: those of a machine that others use, too."""
+        return self._with_curves(Curve.averaged)
+
+    def _with_curves(self, change: Callable[[Curve], Curve]) -> Costs:
+        follow = None if self.follow is None else change(self.follow)
+        return replace(self, verify=change(self.verify), draft=change(self.draft), follow=follow)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -207,12 +216,19 @@ class Costs:
         for name in ("verify", "draft"):
             if name not in curves:
                 raise InputError(f"{where}: {name} is missing: seconds by number of rows")
-        others = {name: _seconds(record[name], where, name) for name in OTHERS if name in record}
+        others = {name: _seconds(record.get(name, 0.0), where, name) for name in OTHERS}
         n_past = record.get("n_past")
         if n_past is not None and (type(n_past) is not int or n_past < 0):
             raise InputError(f"{where}: n_past is {_shown(n_past)}, expected a number of tokens")
         facts = {name: record[name] for name in FACTS if name in record}
-        return cls(**curves, **others, n_past=n_past, facts=facts)
+        return cls(
+            curves["verify"],
+            curves["draft"],
+            curves.get("follow"),
+            *(others[name] for name in OTHERS),
+            n_past=n_past,
+            facts=facts,
+        )
 
 
 def _shown(value: Any) -> str:
@@ -241,7 +257,7 @@ def _curve(value: Any, where: str, name: str) -> Curve:
             points[int(key)] = _point(entry, where, place)
         else:
             seconds = _seconds(entry, where, place)
-            points[int(key)] = Point(seconds, seconds, seconds)
+            points[int(key)] = Point(seconds, seconds, seconds, seconds)
         if name != "follow" and points[int(key)].median == 0:
             raise InputError(f"{where}: {place} is 0: nothing takes no time")
     if 1 not in points:
@@ -255,9 +271,10 @@ def _point(entry: dict[str, Any], where: str, place: str) -> Point:
     median = _seconds(entry["median"], where, f"{place}.median")
     low = _seconds(entry.get("low", median), where, f"{place}.low")
     high = _seconds(entry.get("high", median), where, f"{place}.high")
+    mean = _seconds(entry.get("mean", median), where, f"{place}.mean")
     samples = entry.get("samples", 1)
     if type(samples) is not int or samples < 1:
         raise InputError(f"{where}: {place}.samples is {_shown(samples)}, expected a count")
     if not low <= median <= high:
         raise InputError(f"{where}: {place}: low, median and high are not in this order")
-    return Point(median, low, high, samples)
+    return Point(median, low, high, mean, samples)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from mtpstats import result as results
+from mtpstats.cost import Costs
 from mtpstats.errors import InputError
 from mtpstats.generation import Sampling
+from mtpstats.head import DraftSettings
 from mtpstats.llama.placement import Placement
-from mtpstats.run import BenchSettings, builtin_model
+from mtpstats.loop import Progress
+from mtpstats.measure import MOST_ROWS, SECONDS, measure
+from mtpstats.policy import MAX_DEPTH
+from mtpstats.run import BenchSettings, LlamaEngine, builtin_model
 from mtpstats.text import printable
 from mtpstats.trace import Trace
 
-__all__ = ["check_model", "find_model", "settings_of"]
+__all__ = ["check_model", "find_model", "measuring", "settings_of"]
 
 _SETTINGS: Final = (
     "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k",
@@ -77,3 +86,33 @@ def check_model(trace: Trace, files: Sequence[Path]) -> None:
             f"{printable(str(files[0]))} is not the model the trace was recorded with, "
             f"{printable(str(model.get('file')))}: its hash differs"
         )
+
+
+Measure: TypeAlias = "Callable[[Callable[[Progress], None] | None], Costs]"
+
+
+@contextmanager
+def measuring(engine: LlamaEngine, trace: Trace, seconds: float = SECONDS) -> Iterator[Measure]:
+    """Give what measures the costs, as often as it is called, at the trace's usual text length.
+
+    The text is that of the trace; the contexts stay open in between.
+    """
+    text = np.concatenate([prompt.tokens for prompt in trace.prompts]).tolist()
+    n_past = int(np.mean([p.n_prompt + p.n_generated / 2 for p in trace.prompts]))
+    n_ctx = max(max(prompt.n_ctx for prompt in trace.prompts), n_past + 2 * MOST_ROWS + 1)
+    driver = engine.driver(DraftSettings(MAX_DEPTH), n_ctx, None, n_rows=MOST_ROWS)
+    model = engine.model() | {"sha256": (trace.header.get("model") or {}).get("sha256")}
+    facts = {
+        "environment": engine.environment(()),
+        "model": model,
+        "settings": trace.header["settings"],
+    }
+
+    def measured(on_progress: Callable[[Progress], None] | None) -> Costs:
+        found = measure(driver, text, n_past, on_progress=on_progress, seconds=seconds)
+        return replace(found, facts=found.facts | facts)
+
+    try:
+        yield measured
+    finally:
+        driver.close()

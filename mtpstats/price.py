@@ -162,6 +162,7 @@ class Pricer:
         verify = self._seconds("verify", rows.shape[1])
         follow = self._seconds("follow", rows.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
+        each = costs.other_verification if drafting else costs.other_plain
         n = max(1.0, float(passes[0]))
         return Priced(
             policy=policy,
@@ -172,7 +173,7 @@ class Pricer:
                 "verify": np.einsum("bn,bn->b", rows, verify),
                 "follow": np.einsum("bn,bn->b", rows, follow),
                 "draft": np.einsum("bn,bn->b", widths, draft),
-                "other": passes * costs.other_verification + tokens * costs.other_token,
+                "other": passes * each + tokens * costs.other_token,
             },
             bare=passes * self._seconds("verify", 1)[:, 0],
             nodes=float(done.drafted.sum()) / n,

@@ -7,28 +7,28 @@ down slows all of them down.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats.cost import Costs, Curve, Point
+from mtpstats import plan as plans
+from mtpstats.candidates import default_chain
+from mtpstats.cost import OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
 from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
 from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
+from mtpstats.origin import measuring
 from mtpstats.policy import Chain, Tree
-from mtpstats.price import NO_DRAFTING, Figure, Pricer, flags_of, label
+from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, label
 from mtpstats.replay import Totals, totals
-from mtpstats.run import BenchSettings
-from mtpstats.server import Completion, Server
+from mtpstats.run import LlamaEngine
 from mtpstats.trace import Trace, TracedPrompt
 
 __all__ = [
@@ -37,12 +37,13 @@ __all__ = [
     "chosen",
     "policies_to_run",
     "run",
-    "run_server",
     "to_dict",
     "verdict",
 ]
 
 SCHEMA: Final = "mtpstats.validate/1"
+ALIKE: Final = 0.01
+"""Chains whose drafts differ less, as a part of them, are not both run."""
 CLOSE: Final = 0.03
 """The best predicted policy has held if it measures this close to the best measured one."""
 
@@ -151,6 +152,62 @@ def chosen(trace: Trace, n_prompts: int | None) -> Trace:
     return trace.select(int(i) for i in np.arange(n_prompts) * n // n_prompts)
 
 
+def session(
+    trace: Trace,
+    engine: LlamaEngine,
+    *,
+    costs: Costs | None = None,
+    top: int = 3,
+    repeats: int = 3,
+    n_prompts: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Validation:
+    """Plan, and run the ``top`` chains, llama.cpp's defaults and no drafting.
+
+    Args:
+        engine: the trace's model with the settings of its recording.
+        costs: to predict from; None: measured now, and before each repeat.
+        n_prompts: how many of the prompts to run; the plan is made from all.
+    """
+    _check_every(trace)
+    with ExitStack() as stack:
+        measure = None
+        if costs is None:
+            measured = stack.enter_context(measuring(engine, trace))
+            measure = partial(measured, on_progress)
+        plan = plans.make(trace, costs if costs is not None else measured(on_progress))
+        default = default_chain(trace)
+        policies = policies_to_run(
+            picks(plan, top), default if default.n_max <= plan.deepest else None
+        )
+        return run(
+            chosen(trace, n_prompts), policies, engine,
+            costs=costs, measure=measure, repeats=repeats, on_progress=on_progress,
+        )  # fmt: skip
+
+
+def picks(plan: plans.Plan, top: int) -> list[Chain]:
+    """Return the fastest chains, without those that do the same as a faster one."""
+    picked: list[Priced] = []
+    for one in sorted(plan.chains().values(), key=lambda p: -p.speeds[0]):
+        if len(picked) < top and not any(_alike(one, other) for other in picked):
+            picked.append(one)
+    return [one.policy for one in picked if isinstance(one.policy, Chain)]
+
+
+def _alike(a: Priced, b: Priced) -> bool:
+    pairs = ((a.length, b.length), (a.nodes, b.nodes), (a.steps, b.steps))
+    return all(abs(x - y) <= ALIKE * y for x, y in pairs)
+
+
+def _check_every(trace: Trace) -> None:
+    if trace.every > 1:
+        raise InputError(
+            f"the trace holds every {trace.every}th root only, so no run can be predicted from it: "
+            "record without --every"
+        )
+
+
 def run(
     trace: Trace,
     policies: Sequence[Runnable],
@@ -176,11 +233,7 @@ def run(
     """
     if costs is None and measure is None:
         raise InputError("no costs to predict from")
-    if trace.every > 1:
-        raise InputError(
-            f"the trace holds every {trace.every}th root only, so no run can be predicted from it: "
-            "record without --every"
-        )
+    _check_every(trace)
     if repeats < 1 or not policies or not trace.prompts:
         raise InputError("nothing to run: it takes a policy, a prompt and a repeat")
     replayed = [totals(trace, policy) for policy in policies]
@@ -196,7 +249,7 @@ def run(
             stack.callback(driver.close)
             drivers.append(driver)
         try:
-            first = _prompt(trace.prompts[0])[:WARM_UP_TOKENS]
+            first = prompt_of(trace.prompts[0])[:WARM_UP_TOKENS]
             _together(drivers, range(len(drivers)), first, WARM_UP_TOKENS)
             for repeat in range(repeats):
                 if costs is None and measure is not None:
@@ -206,8 +259,8 @@ def run(
                     one.begin()
                 for i, prompt in enumerate(trace.prompts):
                     tell(Progress(f"repeat {repeat + 1}/{repeats}", done, planned, "tokens"))
-                    order = _turned(len(policies), repeat + i)
-                    got = _together(drivers, order, _prompt(prompt), trace.n_predict)
+                    order = turned(len(policies), repeat + i)
+                    got = _together(drivers, order, prompt_of(prompt), trace.n_predict)
                     for one, generation in zip(taken, got, strict=True):
                         _keep(one, generation)
                         done += len(generation.tokens)
@@ -223,27 +276,21 @@ def run(
 
 
 def merged(found: Sequence[Costs]) -> Costs:
-    """Return several measurements of one machine as one: medians of medians and of quartiles."""
+    """Return several measurements of one machine as one: the medians of all they say."""
 
-    def middle(values: Iterable[float]) -> float:
-        return float(np.median(list(values)))
+    def middle(ones: Sequence[Any], name: str) -> float:
+        return float(np.median([getattr(one, name) for one in ones]))
 
     def curve(name: str) -> Curve:
         points: dict[int, list[Point]] = {}
         for one in (getattr(costs, name) for costs in found):
-            for rows, point in one.points.items() if one is not None else ():
+            for rows, point in one.points.items():
                 points.setdefault(rows, []).append(point)
-        return Curve(
-            {
-                rows: Point(
-                    middle(p.median for p in all_of),
-                    middle(p.low for p in all_of),
-                    middle(p.high for p in all_of),
-                    sum(p.samples for p in all_of),
-                )
-                for rows, all_of in points.items()
-            }
-        )
+        return Curve({rows: joined(ones) for rows, ones in points.items()})
+
+    def joined(ones: Sequence[Point]) -> Point:
+        of = {f.name: middle(ones, f.name) for f in fields(Point) if f.name != "samples"}
+        return Point(**of, samples=sum(one.samples for one in ones))
 
     first = found[0]
     return replace(
@@ -251,9 +298,7 @@ def merged(found: Sequence[Costs]) -> Costs:
         verify=curve("verify"),
         draft=curve("draft"),
         follow=curve("follow") if first.follow is not None else None,
-        other_verification=middle(costs.other_verification for costs in found),
-        other_draft=middle(costs.other_draft for costs in found),
-        other_token=middle(costs.other_token for costs in found),
+        **{name: middle(found, name) for name in OTHERS},  # type: ignore[arg-type]
     )
 
 
@@ -286,8 +331,8 @@ def _together(
     return [got[which] for which in range(len(drivers))]
 
 
-def _turned(n: int, by: int) -> list[int]:
-    """0..n-1, from another start each time."""
+def turned(n: int, by: int) -> list[int]:
+    """Return 0..n-1, from another start each time."""
     return [(i + by) % n for i in range(n)]
 
 
@@ -298,7 +343,8 @@ def _draft(policy: Runnable) -> DraftSettings | None:
     return None
 
 
-def _prompt(prompt: TracedPrompt) -> list[int]:
+def prompt_of(prompt: TracedPrompt) -> list[int]:
+    """Return the prompt's tokens without the text that follows."""
     tokens: list[int] = prompt.tokens[: prompt.n_prompt].tolist()
     return tokens
 
@@ -323,92 +369,6 @@ def _checked(
         same=len(trace.prompts) - len(different),
         different=tuple(different),
     )
-
-
-# ---- through llama-server
-
-
-def run_server(
-    trace: Trace,
-    validation: Validation,
-    settings: BenchSettings,
-    program: Path,
-    *,
-    on_progress: Callable[[Progress], None] | None = None,
-    start: Callable[[Path, Sequence[str]], Server] = Server,
-) -> Validation:
-    """Return the validation with what ``llama-server`` says of its policies.
-
-    Each repeat starts a server for each policy, in turns, with the flags that a plan prints. A
-    sampled text is another one here: llama.cpp's draws are not those of the trace.
-
-    Raises ``MtpStatsError`` when a server does not start or does not answer.
-    """
-    policies = [checked.policy for checked in validation.policies]
-    taken = [Taken() for _ in policies]
-    n_ctx = max(prompt.n_ctx for prompt in trace.prompts)
-    sampling = settings.sampling
-    asked = {
-        "temperature": sampling.temp, "top_k": sampling.top_k, "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed if sampling.seed >= 0 else secrets.randbelow(2**32),
-    }  # fmt: skip
-    tell = on_progress or (lambda _progress: None)
-    runs = [(r, i) for r in range(validation.repeats) for i in _turned(len(policies), r)]
-    for one in taken:
-        for _ in range(validation.repeats):
-            one.begin()
-    try:
-        for number, (repeat, which) in enumerate(runs):
-            flags = [*_server_flags(settings, n_ctx), *flags_of(policies[which])]
-            tell(Progress("llama-server", number, len(runs), "runs"))
-            with start(program, flags) as server:
-                first = _prompt(trace.prompts[0])[:WARM_UP_TOKENS]
-                server.complete(first, WARM_UP_TOKENS, **asked)
-                for prompt in trace.prompts:
-                    got = server.complete(_prompt(prompt), trace.n_predict, **asked)
-                    _keep_server(taken[which], repeat, got)
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted") from None
-    checked = [
-        replace(
-            one,
-            server=found.speed(),
-            server_drafted=sum(found.drafted[0]),
-            server_accepted=sum(found.accepted[0]),
-        )
-        for one, found in zip(validation.policies, taken, strict=True)
-    ]
-    return replace(validation, policies=tuple(checked))
-
-
-def _keep_server(taken: Taken, repeat: int, got: Completion) -> None:
-    taken.tokens[repeat].append(got.tokens)
-    taken.seconds[repeat].append(got.seconds)
-    taken.drafted[repeat].append(got.drafted)
-    taken.accepted[repeat].append(got.accepted)
-
-
-def _server_flags(settings: BenchSettings, n_ctx: int) -> list[str]:
-    flags = ["-m", str(settings.model), "-c", str(n_ctx), "-np", "1"]
-    flags += ["-b", str(settings.n_batch), "-ub", str(settings.n_ubatch)]
-    for name, threads in (("-t", settings.n_threads), ("-tb", settings.n_threads_batch)):
-        flags += [name, str(threads)] if threads else []
-    if settings.n_gpu_layers >= 0:
-        flags += ["-ngl", str(settings.n_gpu_layers)]
-    if settings.draft_model is not None:
-        flags += ["-md", str(settings.draft_model)]
-    placement = settings.placement
-    for name, value in (
-        ("-dev", None if placement.devices is None else ",".join(placement.devices) or "none"),
-        ("-sm", placement.split_mode),
-        ("-ts", ",".join(f"{share:g}" for share in placement.tensor_split)),
-        ("-mg", placement.main_gpu),
-        ("-ot", ",".join("=".join(pair) for pair in placement.override_tensor)),
-        ("--rpc", ",".join(settings.rpc)),
-    ):
-        flags += [name, str(value)] if value not in (None, "") else []
-    return [*flags, "-fa", settings.flash_attn, "-ctk", settings.type_k, "-ctv", settings.type_v]
 
 
 # ---- words and JSON

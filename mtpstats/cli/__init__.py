@@ -22,6 +22,8 @@ from mtpstats.text import printable
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
     "replay": "Say from a trace what drafting policies would have done.",
+    "plan": "Predict the speed of every drafting policy, and recommend one.",
+    "validate": "Run the fastest policies for real, predicted beside measured.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -32,6 +34,8 @@ Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
   mtpstats replay run.trace                what other drafts would have done
+  mtpstats plan run.trace                  how fast each would be, and what to use
+  mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """
 

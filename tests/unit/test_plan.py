@@ -19,8 +19,9 @@ from mtpstats.report import plan as report
 from mtpstats.trace import Trace
 
 COSTS = costs(
-    {1: 10, 2: 11, 3: 13}, draft=2, follow={1: 1, 3: 2}, other_verification=0.5, other_token=0.25
-)
+    {1: 10, 2: 11, 3: 13}, draft=2, follow={1: 1, 3: 2}, other_verification=0.5, other_token=0.25,
+    other_plain=0.5,
+)  # fmt: skip
 ONE = trace(text(MIXED))
 TWO = trace(text(MIXED), text(MISSES, "b"))
 

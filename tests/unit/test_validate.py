@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from handmade import MIXED, costs, text, trace
 
-from mtpstats import validate
+from mtpstats import served, validate
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation, Seconds
@@ -262,7 +262,7 @@ def test_llama_server_is_started_for_each_policy_in_turns() -> None:
 
     settings = BenchSettings(Path("m.gguf"), n_threads=2)
     seen: list[Progress] = []
-    found = validate.run_server(
+    found = served.run_server(
         TRACE, found, settings, Path("llama-server"), start=start, on_progress=seen.append
     )
     assert [entry for entry in log if entry[0] == "start"] == [
@@ -288,7 +288,7 @@ def test_flags_of_the_recording_reach_the_server() -> None:
         Path("m.gguf"), draft_model=Path("d.gguf"), n_gpu_layers=9, rpc=("a:1", "b:2"),
         placement=Placement((), "layer", (3, 1), 1, (("exps", "CPU"), ("x", "B"))),
     )  # fmt: skip
-    flags = validate._server_flags(settings, 512)
+    flags = served.server_flags(settings, 512)
     joined = " ".join(flags)
     assert "-ngl 9 -md d.gguf -dev none -sm layer -ts 3,1 -mg 1 -ot exps=CPU,x=B --rpc a:1,b:2" in (
         joined
@@ -321,7 +321,7 @@ def test_json_and_text() -> None:
 
 def test_the_report_with_a_server_fits() -> None:
     found = validate.run(TRACE, POLICIES, Engine(pace=1e-5), costs=COSTS)
-    found = validate.run_server(
+    found = served.run_server(
         TRACE, found, BenchSettings(Path("m")), Path("s"), start=lambda _, f: Stub([], f)  # type: ignore[arg-type,return-value]
     )  # fmt: skip
     shown = report.render(found)
