@@ -25,6 +25,7 @@ from mtpstats.price import (
     fastest,
     flags_of,
     label,
+    restless,
 )
 from mtpstats.replay import heads, reach
 from mtpstats.trace import Trace
@@ -267,6 +268,9 @@ def _notes(
             f"costs are measured up to {costs.verify.last} rows; passes with more, in "
             f"{len(wide)} policies from {least.nodes:.0f} nodes on, are extrapolated"
         )
+    busy = restless(costs)
+    if busy is not None:
+        notes.append(busy)
     ours = (trace.header.get("model") or {}).get("sha256")
     theirs = (costs.facts.get("model") or {}).get("sha256")
     if ours and theirs and ours != theirs:

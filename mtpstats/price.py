@@ -24,10 +24,22 @@ from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
 from mtpstats.replay import AnyPolicy, Totals
 
-__all__ = ["NO_DRAFTING", "Figure", "Priced", "Pricer", "fastest", "flags_of", "kind_of", "label"]
+__all__ = [
+    "NO_DRAFTING",
+    "Figure",
+    "Priced",
+    "Pricer",
+    "fastest",
+    "flags_of",
+    "kind_of",
+    "label",
+    "restless",
+]
 
 NO_DRAFTING: Final = Tree()
 RESAMPLES: Final = 1000
+BUSY: Final = 0.2  # between quartiles, as a part of the median
+BUSY_ROWS: Final = 9
 WIDE: Final = 65  # rows of the largest tree's pass
 PARTS: Final = ("verify", "follow", "draft", "other")
 
@@ -209,6 +221,22 @@ class _Curves:
         slope = np.where(wanted > known[-1], np.maximum(slope, 0.0), slope)
         found: Floats = points[:, right] + (wanted - known[right]) * slope
         return found
+
+
+def restless(costs: Costs) -> str | None:
+    """Return a warning if the machine was busy with something else while it was measured."""
+    spreads = [
+        (point.high - point.low) / point.median
+        for rows, point in costs.verify.points.items()
+        if rows <= BUSY_ROWS and point.samples > 1
+    ]
+    spread = float(np.median(spreads)) if spreads else 0.0
+    if spread <= BUSY:
+        return None
+    return (
+        f"the machine was not at rest when costs were measured: half of the samples of a pass "
+        f"differ by more than {100 * spread:.0f} %, so figures of time are rough"
+    )
 
 
 def _widest(counts: npt.NDArray[np.int64]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpstats.price import Figure, label
+from mtpstats.price import Figure, label, restless
 from mtpstats.report.text import _legend, _plural, _wrapped
 from mtpstats.text import printable
 from mtpstats.validate import Checked, Validation, verdict
@@ -67,14 +67,16 @@ def _server_row(checked: Checked) -> str:
 
 
 def _notes(validation: Validation) -> list[str]:
+    busy = restless(validation.costs)
+    notes = [] if busy is None else [busy]
     different = sorted({name for checked in validation.policies for name in checked.different})
-    if not different:
-        return []
-    names = ", ".join(map(printable, different[:3])) + (", ..." if len(different) > 3 else "")
-    return [
-        f"{len(different)} of {validation.n_prompts} prompts ({names}) drafted or accepted "
-        "otherwise than replayed, for some policy: near ties fall either way"
-    ]
+    if different:
+        names = ", ".join(map(printable, different[:3])) + (", ..." if len(different) > 3 else "")
+        notes.append(
+            f"{len(different)} of {validation.n_prompts} prompts ({names}) drafted or accepted "
+            "otherwise than replayed, for some policy: near ties fall either way"
+        )
+    return notes
 
 
 def _rate(figure: Figure) -> str:

@@ -400,6 +400,15 @@ def test_notes_of_costs_of_another_model_and_of_a_cut_trace() -> None:
     assert any("costs are measured up to 1 rows" in note for note in told.notes)
 
 
+def test_a_machine_that_was_busy_is_said() -> None:
+    # Quartiles of 8, 9, 10, 11, 12 are 9 and 11: 20 % of 10; of 8, 8, 10, 12, 12 they are 40 %.
+    for samples, words in (([8, 9, 10, 11, 12], None), ([8, 8, 10, 12, 12], "more than 40 %")):
+        plan = plans.make(recorded(3, 3), costs({1: samples}, draft=1))
+        told = [note for note in plan.notes if "not at rest" in note]
+        assert len(told) == (words is not None)
+        assert words is None or words in told[0]
+
+
 def test_json_has_every_series_and_no_nan() -> None:
     plan = plans.make(recorded(3, 3, 1), FLAT)
     record = json.loads(json.dumps(plans.to_dict(plan), allow_nan=False))
