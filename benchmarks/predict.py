@@ -55,11 +55,10 @@ def main() -> None:
     settings = origin.settings_of(trace, args.model)
     with closing(LlamaEngine(settings, lambda _: None)) as engine:
         origin.check_model(trace, engine.files)
-        with origin.measuring(engine, trace) as measure:
-            found = validate.run(
-                trace, [NO_DRAFTING, *POLICIES], engine,
-                measure=lambda: measure(None), repeats=args.repeats,
-            )  # fmt: skip
+        found = validate.run(
+            trace, [NO_DRAFTING, *POLICIES], engine,
+            measure=lambda: origin.measured(engine, trace, lambda _: None), repeats=args.repeats,
+        )  # fmt: skip
     print(render(found))
     chains = [checked for checked in found.policies if isinstance(checked.policy, Chain)]
     error = statistics.median(abs(checked.error) for checked in chains)

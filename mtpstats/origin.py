@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,16 +13,15 @@ from mtpstats import result as results
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError
 from mtpstats.generation import Sampling
-from mtpstats.head import DraftSettings
 from mtpstats.llama.placement import Placement
 from mtpstats.loop import Progress
-from mtpstats.measure import MOST_ROWS, SECONDS, measure
-from mtpstats.policy import MAX_DEPTH
+from mtpstats.record import MEASURING_ROOM
+from mtpstats.replay import reach
 from mtpstats.run import BenchSettings, LlamaEngine, builtin_model
 from mtpstats.text import printable
 from mtpstats.trace import Trace
 
-__all__ = ["check_model", "find_model", "measuring", "settings_of"]
+__all__ = ["check_model", "find_model", "measured", "settings_of"]
 
 _SETTINGS: Final = (
     "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k",
@@ -88,31 +86,17 @@ def check_model(trace: Trace, files: Sequence[Path]) -> None:
         )
 
 
-Measure: TypeAlias = "Callable[[Callable[[Progress], None] | None], Costs]"
-
-
-@contextmanager
-def measuring(engine: LlamaEngine, trace: Trace, seconds: float = SECONDS) -> Iterator[Measure]:
-    """Give what measures the costs, as often as it is called, at the trace's usual text length.
-
-    The text is that of the trace; the contexts stay open in between.
-    """
+def measured(engine: LlamaEngine, trace: Trace, tell: Callable[[Progress], None]) -> Costs:
+    """Measure what passes and steps cost now, with the trace's text, at its usual length."""
     text = np.concatenate([prompt.tokens for prompt in trace.prompts]).tolist()
     n_past = int(np.mean([p.n_prompt + p.n_generated / 2 for p in trace.prompts]))
-    n_ctx = max(max(prompt.n_ctx for prompt in trace.prompts), n_past + 2 * MOST_ROWS + 1)
-    driver = engine.driver(DraftSettings(MAX_DEPTH), n_ctx, None, n_rows=MOST_ROWS)
-    model = engine.model() | {"sha256": (trace.header.get("model") or {}).get("sha256")}
+    n_ctx = max(prompt.n_ctx for prompt in trace.prompts)
+    if engine.n_ctx_train > 0:
+        n_ctx = max(min(n_ctx + MEASURING_ROOM, engine.n_ctx_train), n_ctx)
+    costs = engine.costs(reach(trace), n_ctx, text, n_past, tell)
     facts = {
         "environment": engine.environment(()),
-        "model": model,
+        "model": engine.model() | {"sha256": (trace.header.get("model") or {}).get("sha256")},
         "settings": trace.header["settings"],
     }
-
-    def measured(on_progress: Callable[[Progress], None] | None) -> Costs:
-        found = measure(driver, text, n_past, on_progress=on_progress, seconds=seconds)
-        return replace(found, facts=found.facts | facts)
-
-    try:
-        yield measured
-    finally:
-        driver.close()
+    return replace(costs, facts=costs.facts | facts)

@@ -24,7 +24,7 @@ from mtpstats.generation import Generation
 from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
 from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
-from mtpstats.origin import measuring
+from mtpstats.origin import measured
 from mtpstats.policy import Chain, Tree
 from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, label
 from mtpstats.replay import Totals, totals
@@ -170,20 +170,14 @@ def session(
         n_prompts: how many of the prompts to run; the plan is made from all.
     """
     _check_every(trace)
-    with ExitStack() as stack:
-        measure = None
-        if costs is None:
-            measured = stack.enter_context(measuring(engine, trace))
-            measure = partial(measured, on_progress)
-        plan = plans.make(trace, costs if costs is not None else measured(on_progress))
-        default = default_chain(trace)
-        policies = policies_to_run(
-            picks(plan, top), default if default.n_max <= plan.deepest else None
-        )
-        return run(
-            chosen(trace, n_prompts), policies, engine,
-            costs=costs, measure=measure, repeats=repeats, on_progress=on_progress,
-        )  # fmt: skip
+    measure = partial(measured, engine, trace, on_progress or (lambda _progress: None))
+    plan = plans.make(trace, costs if costs is not None else measure())
+    default = default_chain(trace)
+    policies = policies_to_run(picks(plan, top), default if default.n_max <= plan.deepest else None)
+    return run(
+        chosen(trace, n_prompts), policies, engine,
+        costs=costs, measure=measure, repeats=repeats, on_progress=on_progress,
+    )  # fmt: skip
 
 
 def picks(plan: plans.Plan, top: int) -> list[Chain]:

@@ -41,10 +41,10 @@ def costs_of(
     """Return the costs to predict from, saved if that was asked for."""
     costs = known_costs(trace, path, asked)
     if costs is None:
-        from mtpstats.origin import measuring
+        from mtpstats.origin import measured
 
-        with engine(trace, model, line, log) as (_, loaded), measuring(loaded, trace) as measure:
-            costs = measure(line if line.enabled else None)
+        with engine(trace, model, line, log) as (_, loaded):
+            costs = measured(loaded, trace, line)
     if asked.save_cost is not None:
         costs.save(asked.save_cost)
     return costs
@@ -57,10 +57,10 @@ def known_costs(trace: Trace, path: Path, asked: options.CostOptions) -> Costs |
 
     if asked.cost is not None:
         return Costs.load(asked.cost)
-    stored = trace.header.get("costs")
+    stored = trace.header.get("cost")
     if asked.measure or stored is None:
         return None
-    return Costs.from_dict(stored, f"{printable(str(path))}: costs")
+    return Costs.from_dict(stored, f"{printable(str(path))}: cost")
 
 
 @contextmanager

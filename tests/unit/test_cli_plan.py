@@ -62,11 +62,11 @@ def test_a_plan_by_a_cost_file(
 
 
 def test_costs_of_the_trace_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = recorded(tmp_path / "run.trace", costs=COST)
+    run = recorded(tmp_path / "run.trace", cost=COST)
     assert cli.main(["plan", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"]["draft"]["1"]["median"] == 1
-    bad = recorded(tmp_path / "bad.trace", costs={**COST, "draft": {}})
-    assert "bad.trace: costs: draft is {}" in error_of(capsys, "plan", bad)
+    bad = recorded(tmp_path / "bad.trace", cost={**COST, "draft": {}})
+    assert "bad.trace: cost: draft is {}" in error_of(capsys, "plan", bad)
 
 
 def test_what_is_refused(tmp_path: Path, cost: Path, capsys: pytest.CaptureFixture[str]) -> None:
