@@ -65,8 +65,10 @@ def command(
                 on_progress=progress,
             )
         if run.server is not None:
+            from mtpstats.served import run_server
+
             chosen = validate.chosen(loaded, run.n_prompts)
-            found = validate.run_server(chosen, found, settings, run.server, on_progress=progress)
+            found = run_server(chosen, found, settings, run.server, on_progress=progress)
     finally:
         line.clear()
     if costs.save_cost is not None:
