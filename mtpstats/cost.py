@@ -100,8 +100,14 @@ class Curve:
         return Curve({rows: replace(p, median=p.mean) for rows, p in self.points.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {str(rows): asdict(point) for rows, point in self.points.items()}
+        """Return the JSON form, to the nanosecond."""
+        return {
+            str(rows): {
+                name: round(value, 9) if isinstance(value, float) else value
+                for name, value in asdict(point).items()
+            }
+            for rows, point in self.points.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ class Costs:
             "schema": SCHEMA,
             "n_past": self.n_past,
             **{name: curve.to_dict() for name in CURVES if (curve := getattr(self, name))},
-            **{name: getattr(self, name) for name in OTHERS},
+            **{name: round(getattr(self, name), 9) for name in OTHERS},
             **self.facts,
         }
 
@@ -225,7 +231,10 @@ class Costs:
             curves["verify"],
             curves["draft"],
             curves.get("follow"),
-            *(others[name] for name in OTHERS),
+            others["other_verification"],
+            others["other_draft"],
+            others["other_token"],
+            others["other_plain"],
             n_past=n_past,
             facts=facts,
         )

@@ -85,6 +85,7 @@ class Head:
     ``ns`` counts the nanoseconds spent in the head's decodes; ``batch`` is what it decodes.
     """
 
+    kind = "single"
     deepest: int | None = None
     """Most tokens the head can draft, None for no limit."""
 
@@ -274,6 +275,7 @@ class ChainHead(Head):
     Every decode chooses its block first.
     """
 
+    kind = "chain"
     _alone = None
 
     def __init__(
@@ -340,6 +342,7 @@ class ChainHead(Head):
 class SharedHead(Head):
     """A head that attends to the target's own cells, all draft steps at position ``n_past``."""
 
+    kind = "shared"
     _alone = 0
 
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
@@ -383,9 +386,9 @@ def head_of(
     collector: Collector | None,
 ) -> Head:
     """Return the head that drives this MTP context."""
-    kind = Head
+    made = Head
     if context.shares_memory:
-        kind = SharedHead
+        made = SharedHead
     elif context.model.n_layer_nextn > 1:
-        kind = ChainHead
-    return kind(context, settings, n_vocab, capacity, collector)
+        made = ChainHead
+    return made(context, settings, n_vocab, capacity, collector)

@@ -123,12 +123,14 @@ class Prober:
         width: roots probed together. More are faster until a batch of ``2 * width`` tokens is
             bound by arithmetic.
 
-    ``depth`` is the one in force once there is a driver. ``ns`` counts the nanoseconds spent here.
+    Once there is a driver ``depth`` is the one in force, and ``head_kind`` and ``n_blocks`` say
+    what the head is. ``ns`` counts the nanoseconds spent here.
     """
 
     def __init__(self, depth: int, every: int = 1, width: int = WIDTH) -> None:
         self.depth, self.every, self.width = depth, every, width
         self.ns = 0
+        self.head_kind, self.n_blocks = "single", 1
         self._tokens: list[int] = []
 
     @property
@@ -154,8 +156,12 @@ class Prober:
         width = self.width
         self._paths = [_Path(1 + i, row_bytes, i, True) for i in range(width)]
         self._forks = [_Path(1 + width + i, row_bytes, i, False) for i in range(width)]
+        self.head_kind, self.n_blocks = head.kind, head.context.model.n_layer_nextn
+        # Tokens of a path in one batch: a chain decodes all of its draft again.
+        n_tokens = 1 if head.deepest is None else self.depth
+        fitting = head.context.n_batch // (2 * n_tokens)
         affordable = MAX_LOGITS // (4 * n_vocab) // self.every
-        self._at_once = max(1, min(self.width, affordable))
+        self._at_once = max(1, min(width, fitting, affordable))
         # The roots of a group, the depth behind the last one, and what a verification adds.
         capacity = self._at_once * self.every + self.depth + head.n_max + 1
         self._before = _Rows(capacity, row_bytes)

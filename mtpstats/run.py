@@ -25,6 +25,7 @@ from mtpstats.stats import Collector, Snapshot
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
+    from mtpstats.cost import Costs
     from mtpstats.llama import Model
 
 __all__ = [
@@ -113,9 +114,26 @@ class Engine(Protocol):
         """Return the prompt's tokens."""
 
     def driver(
-        self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
+        self,
+        draft: DraftSettings | None,
+        n_ctx: int,
+        collector: Collector | None,
+        **options: Any,
     ) -> Driver:
-        """Return a driver with contexts of its own; no ``draft``: plain decoding."""
+        """Return a driver with contexts of its own; no ``draft``: plain decoding.
+
+        ``options`` are ``Speculator``'s, for recording and measuring.
+        """
+
+    def costs(
+        self,
+        n_max: int,
+        n_ctx: int,
+        text: Sequence[int],
+        n_past: int,
+        tell: Callable[[Progress], None],
+    ) -> Costs:
+        """Measure what the passes and steps of drafts up to ``n_max`` take; see ``measure``."""
 
     def close(self) -> None:
         """Free the model."""
@@ -183,7 +201,11 @@ class LlamaEngine:
         return self._model.tokenize(text)
 
     def driver(
-        self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
+        self,
+        draft: DraftSettings | None,
+        n_ctx: int,
+        collector: Collector | None,
+        **options: Any,
     ) -> Speculator:
         """See :class:`Engine`."""
         settings = self._settings
@@ -203,7 +225,22 @@ class LlamaEngine:
             type_v=settings.type_v,
             compat_counts=settings.compat_counts,
             collector=collector,
+            **options,
         )
+
+    def costs(
+        self,
+        n_max: int,
+        n_ctx: int,
+        text: Sequence[int],
+        n_past: int,
+        tell: Callable[[Progress], None],
+    ) -> Costs:
+        """See :class:`Engine`."""
+        from mtpstats.measure import MOST_ROWS, measure
+
+        with self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver:
+            return measure(driver, text, n_past, on_progress=tell)
 
     def close(self) -> None:
         """See :class:`Engine`."""
@@ -251,8 +288,8 @@ def bench(
     with ExitStack() as stack:
         loaded = engine(settings, tell, on_log, gave_up if on_abort else None)
         stack.callback(loaded.close)
-        tokens = _tokens(loaded, prompts)
-        n_ctx = _context_size(settings, loaded.n_ctx_train, tokens)
+        tokens = tokens_of(loaded, prompts)
+        n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
         loop = Loop(
             settings, prompts, tokens,
             on_stats=on_stats, on_text=on_text, on_progress=on_progress,
@@ -263,7 +300,7 @@ def bench(
         if settings.baseline:
             plain = loaded.driver(None, n_ctx, None)
             stack.callback(plain.close)
-        _check_fit(prompts, tokens, drafting.n_ctx)
+        check_fit(prompts, tokens, drafting.n_ctx)
 
         result = results.make(
             loaded.environment(command),
@@ -276,7 +313,7 @@ def bench(
             tell(Progress("warming up"))
             loop.run(drafting, plain)
             if settings.hash_model:
-                _hash(result["model"], loaded, tell)
+                hash_files(result["model"], loaded, tell)
         except (KeyboardInterrupt, MtpStatsError) as stop:
             cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
             raise BenchStopped(so_far[0](), cause) from stop
@@ -291,7 +328,8 @@ def _silent(_progress: Progress) -> None:
     return
 
 
-def _tokens(loaded: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
+def tokens_of(loaded: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return each prompt's tokens; ``InputError`` for one that has none."""
     tokens = []
     for prompt in prompts:
         ids = loaded.tokenize(prompt.text)
@@ -301,9 +339,7 @@ def _tokens(loaded: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
     return tokens
 
 
-def _context_size(
-    settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]
-) -> int:
+def context_size(settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]) -> int:
     """Return the context to ask for: as given, else what the prompts need and the model allows."""
     if settings.n_ctx is not None:
         return settings.n_ctx
@@ -315,7 +351,8 @@ def _context_size(
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
 
-def _check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+def check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+    """Raise ``InputError`` for a prompt that leaves no room in the context."""
     for prompt, ids in zip(prompts, tokens, strict=True):
         if len(ids) >= n_ctx:
             raise InputError(
@@ -350,7 +387,7 @@ def _recorded(
         "n_threads": n_threads,
         "n_threads_batch": settings.n_threads_batch or n_threads,
         "n_gpu_layers": settings.n_gpu_layers,
-        **_placed(settings.placement),
+        **placed(settings.placement),
         "rpc": list(settings.rpc),
         "flash_attn": settings.flash_attn,
         "type_k": settings.type_k,
@@ -361,7 +398,8 @@ def _recorded(
     }
 
 
-def _placed(placement: Placement) -> dict[str, Any]:
+def placed(placement: Placement) -> dict[str, Any]:
+    """Return a result's ``settings`` of devices."""
     devices = placement.devices
     return {
         "devices": list(devices) if devices is not None else None,
@@ -372,7 +410,7 @@ def _placed(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _hash(model: dict[str, Any], loaded: Engine, tell: Callable[[Progress], None]) -> None:
+def hash_files(model: dict[str, Any], loaded: Engine, tell: Callable[[Progress], None]) -> None:
     """Fill in the hashes of the model file and of the draft model's."""
     model["sha256"] = _hashed(loaded.files, "model", tell)
     if "draft_model" in model:

@@ -69,6 +69,7 @@ class Speculator:
 
     ``prober`` sees every verification and drafts at every root, for one text at a time. Its
     sequences live in the memory that the head attends to, where sliding windows forget nothing.
+    ``n_rows``: logits that a pass or a step of the head can give at least, for measurements.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Speculator:
         compat_counts: bool = False,
         collector: Collector | None = None,
         prober: Prober | None = None,
+        n_rows: int = 0,
     ) -> None:
         sampling = sampling or Sampling()
         most = model.lib.max_sequences
@@ -129,7 +131,7 @@ class Speculator:
         target = context(
             model,
             n_ctx,
-            1 + max(n_max, n_probes if shared else 0),
+            max(1 + n_max, n_rows, 1 + n_probes if shared else 0),
             **{"n_seq_max": n_parallel, "n_rs_seq": n_max, **(probed if shared else {})},
         )
         self._target = target
@@ -146,7 +148,7 @@ class Speculator:
             self._target = target = context(
                 model,
                 self.n_ctx,
-                1 + n_max,
+                max(1 + n_max, n_rows),
                 n_seq_max=2 * n_parallel,
                 kv_unified=True,
                 beyond_training=True,
@@ -159,13 +161,16 @@ class Speculator:
                 own = context(
                     draft_model or model,
                     self.n_ctx + (prober.n_cells if prober and not shared else 0),
-                    1 + n_probes,
+                    max(1 + n_probes, n_rows),
                     **{"n_seq_max": n_parallel, **probed},
                     beyond_training=True,
                     mtp=True,
                     other=target,
                 )
+                capacity = max(capacity, own.n_batch)
                 self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
+                if prober is not None:
+                    prober.attach(target, self._head, model.n_vocab)
         except BaseException:
             self.close()
             raise
@@ -173,9 +178,6 @@ class Speculator:
         self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
         self._compat_counts = compat_counts and replay
         self._prober = prober
-        if prober is not None:
-            assert self._head is not None
-            prober.attach(target, self._head, model.n_vocab)
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )

@@ -21,6 +21,7 @@ from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "record": "Record once what any drafting policy can be replayed from.",
     "replay": "Say from a trace what drafting policies would have done.",
     "plan": "Predict the speed of every drafting policy, and recommend one.",
     "validate": "Run the fastest policies for real, predicted beside measured.",
@@ -33,8 +34,10 @@ EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
-  mtpstats replay run.trace                what other drafts would have done
-  mtpstats plan run.trace                  how fast each would be, and what to use
+  mtpstats record -m model.gguf -o run.trace
+                                           record once ...
+  mtpstats replay run.trace                ... what other drafts would have done
+  mtpstats plan run.trace                  ... how fast each would be: what to use
   mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """

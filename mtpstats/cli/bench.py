@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -62,7 +63,7 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     _check_output(output)
-    prompts = _gather(texts)
+    prompts = gather(texts)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
@@ -118,7 +119,7 @@ def _check_output(output: options.OutputOptions) -> None:
     result.check_writable(output.output)
 
 
-def _gather(texts: options.PromptOptions) -> list[Prompt]:
+def gather(texts: options.PromptOptions) -> list[Prompt]:
     """Return the prompts of all sources, the built-in ones if there are none."""
     from mtpstats import prompts
 
@@ -140,9 +141,30 @@ def _settings(
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
+    from mtpstats.speculate import DraftSettings
+
+    return replace(
+        base_settings(model, devices, sampling, run.n_predict),
+        n_parallel=run.n_parallel,
+        draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
+        compat_counts=run.compat_counts,
+        baseline=run.baseline,
+        stats=not run.no_stats,
+        stats_every=run.stats_every,
+        hash_model=output.json or output.output is not None,
+    )
+
+
+def base_settings(
+    model: options.ModelOptions,
+    devices: options.DeviceOptions,
+    sampling: options.SamplingOptions,
+    n_predict: int,
+) -> BenchSettings:
+    """Return the settings of any run of a model."""
     from mtpstats.llama import Placement
     from mtpstats.run import BenchSettings, builtin_model
-    from mtpstats.speculate import DraftSettings, Sampling
+    from mtpstats.speculate import Sampling
 
     built_in = builtin_model()
     path = model.model or built_in
@@ -154,9 +176,7 @@ def _settings(
     return BenchSettings(
         model=path,
         draft_model=model.draft_model,
-        n_parallel=run.n_parallel,
-        n_predict=run.n_predict,
-        draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
+        n_predict=n_predict,
         sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
         n_ctx=model.n_ctx,
         n_batch=model.n_batch,
@@ -175,12 +195,7 @@ def _settings(
         flash_attn=model.flash_attn,
         type_k=model.type_k,
         type_v=model.type_v,
-        compat_counts=run.compat_counts,
-        baseline=run.baseline,
         temp_source=temp_source,
-        stats=not run.no_stats,
-        stats_every=run.stats_every,
-        hash_model=output.json or output.output is not None,
     )
 
 

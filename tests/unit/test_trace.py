@@ -150,7 +150,7 @@ def test_cut_anywhere_it_holds_the_whole_prompts_or_says_one_line(tmp_path):
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         if size < header_end:
-            with pytest.raises(InputError, match="cut off inside its header|file is empty"):
+            with pytest.raises(InputError, match=r"cut off inside its header|file is empty"):
                 Trace.load(path)
             continue
         loaded = Trace.load(path)
