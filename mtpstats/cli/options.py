@@ -577,7 +577,7 @@ class TraceModel:
         "--model-draft",
         type=values.file(),
         metavar="FILE",
-        help="The file with its head, if that was one of its own.",
+        help="The file with its head, if that was one of its own.  [default: none]",
     )
 
 
@@ -603,7 +603,7 @@ class CostOptions:
         "--save-cost",
         type=values.file(),
         metavar="FILE",
-        help="Write the costs that were used here, to be read by --cost.",
+        help="Write the costs that were used here, to be read by --cost.  [default: nowhere]",
     )
 
 
@@ -642,7 +642,7 @@ class ValidateOptions:
         type=values.file(),
         metavar="PATH",
         help="Also run them through this llama-server, started and stopped for each policy, on "
-        "127.0.0.1.",
+        "127.0.0.1.  [default: none]",
     )
 
 
