@@ -9,7 +9,6 @@ import numpy.typing as npt
 from mtpstats.trace import TracedPrompt
 
 STOPS: Final[tuple[str, ...]]
-MAX_NODES: Final[int]
 
 class Store:
     n: int

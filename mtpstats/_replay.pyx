@@ -19,15 +19,12 @@ from mtpstats._counts cimport (
 import numpy as np
 
 from mtpstats.errors import InputError
+from mtpstats.trace import NEAR_TIE
 
 STOPS = ("n_predict", "eog", "context", "nan", "trace")
-HEAD_TIE = 1e-2
-P_TIE = 5e-4
-MAX_NODES = 1023
 
 cdef enum:
     DEPTH = 16
-    NODES = 1023
     UNKNOWN = 255
     # why a text ends: indices into STOPS; GOING: it does not
     GOING = -1
@@ -37,8 +34,10 @@ cdef enum:
     STOP_NAN = 3
     STOP_TRACE = 4
 
-cdef double TARGET_TIE = 1e-2
-cdef float HEAD_RATIO = 1.010050167  # exp(HEAD_TIE)
+# What another batch shape can do: to a margin of the target, to the ratio of two of the head's
+# probabilities (logits 1e-2 apart), and to one of them (logits that move by 1e-3).
+cdef double TARGET_TIE = NEAR_TIE
+cdef float HEAD_RATIO = 1.010050167
 cdef double NOISE = 5e-4
 
 
@@ -365,7 +364,7 @@ cdef int _chain(
     ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
     whole = side or accepted == length
     if not inside and (
-        root + accepted + 1 >= x.tokens
+        (root + accepted + 1 >= x.tokens and not lim.uniform)
         or (not whole and x.rank[r * x.depth + accepted] == UNKNOWN)
     ):
         return _unknown(x, o)
@@ -520,7 +519,7 @@ cdef int _tree(
     inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
     ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
     if not inside and (
-        root + accepted + 1 >= x.tokens or (not leaf and rank == UNKNOWN)
+        (root + accepted + 1 >= x.tokens and not lim.uniform) or (not leaf and rank == UNKNOWN)
     ):
         return _unknown(x, o)
     sent[0] = nodes
@@ -869,7 +868,7 @@ cdef class Paths:
         cdef Text *x
         cdef int i, r, d, at, rank
         cdef int64_t place = 0
-        cdef int32_t size = 1024
+        cdef size_t size = 1024
         cdef int32_t *child = NULL
         cdef int32_t *bigger
         self.store = store
@@ -893,7 +892,7 @@ cdef class Paths:
                     if rank == 0 or rank == UNKNOWN:
                         break
                     if child[at * 9 + rank] == 0:
-                        if self.n == size:
+                        if <size_t>self.n == size:
                             bigger = <int32_t *>realloc(child, 2 * size * 9 * sizeof(int32_t))
                             if bigger == NULL:
                                 free(child)

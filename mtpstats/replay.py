@@ -31,9 +31,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats._replay import MAX_NODES, STOPS, Run, Shape, Store
+from mtpstats._replay import STOPS, Run, Shape, Store
 from mtpstats.errors import InputError
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
+from mtpstats.policy import MAX_NODES, AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
 from mtpstats.stats import Snapshot
 from mtpstats.text import printable
 from mtpstats.trace import MAX_DEPTH, Trace
@@ -306,10 +306,9 @@ def _run(
 
 
 def _shape(trace: Trace, tree: Tree) -> Shape:
-    if tree.depth > min(trace.depth, _depth(trace, tree, tree.depth)):
-        raise InputError(
-            f"{tree} is deeper than this model's {trace.header['head']['blocks']} heads"
-        )
+    n_max = _depth(trace, tree, tree.depth)
+    if tree.depth > n_max:
+        raise InputError(f"{tree} is {tree.depth} deep, this model has heads for {n_max}")
     return Shape(tree.paths)
 
 

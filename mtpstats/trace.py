@@ -40,6 +40,7 @@ __all__ = [
 
 SCHEMA: Final = "mtpstats.trace/1"
 MAX_DEPTH: Final = 16
+MAX_ROOTS: Final = 1 << 23  # of one text
 RANKS: Final = 8  # candidates kept at a position
 GATES: Final = 3  # of those, kept where only the greedy path goes
 MISS: Final = 0
@@ -174,6 +175,8 @@ class TracedPrompt:
         if self.tokens.size and self.tokens.min() < 0:
             raise self._wrong("tokens holds a negative id")
         roots, rank = self.roots, self.rank
+        if roots.size > MAX_ROOTS:
+            raise self._wrong(f"{roots.size} roots are more than a text can have")
         if roots.size and not (
             self.n_prompt - 1 <= roots[0] and roots[-1] < n and (np.diff(roots) > 0).all()
         ):

@@ -88,10 +88,8 @@ def simulate(
             root = text.first + r * text.every
             known = root < text.eog if text.eog is not None else root + len(text.rank[0]) < text.n
             if known and (n_predict < 0 or root - text.first <= n_predict):
-                grown, _ = verify(
-                    text, r, propose(text, r, lambda d: (d, "n_max")), result, "n_max"
-                )
-                result.tokens += grown
+                draft = propose(text, r, lambda depth: (depth, "n_max"))
+                result.tokens += verify(text, r, draft, result, "n_max", uniform)[0]
         return result
     r = 0
     while True:
@@ -126,8 +124,10 @@ def simulate(
     return result
 
 
-def verify(text: Text, r: int, draft: Draft, result: Result, why: str) -> tuple[int, bool]:
-    """Return (tokens gained, whether the text goes on)."""
+def verify(
+    text: Text, r: int, draft: Draft, result: Result, why: str, uniform: bool = False
+) -> tuple[int, bool]:
+    """Return (tokens gained, whether the text goes on); a run needs the token after, too."""
     ranks = text.rank[r]
     root = text.first + r * text.every
     path: tuple[int, ...] = ()
@@ -136,7 +136,8 @@ def verify(text: Text, r: int, draft: Draft, result: Result, why: str) -> tuple[
     a = len(path)
     deeper = any(p[:a] == path and len(p) > a for p in draft.paths)
     ends_inside = text.eog is not None and a > 0 and root + a == text.eog
-    if not ends_inside and (root + a + 1 >= text.n or (deeper and ranks[a] == UNKNOWN)):
+    missing = root + a + 1 >= text.n and not uniform
+    if not ends_inside and (missing or (deeper and ranks[a] == UNKNOWN)):
         result.counts["unresolved"] += 1
         return 0, False
     result.verifications.append((len(draft.paths), a - 1 if ends_inside and deeper else a))
