@@ -394,7 +394,7 @@ def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": trace.header.get("model"),
         "environment": validation.costs.facts.get("environment"),
-        "prompts": validation.n_prompts,
+        "n_prompts": validation.n_prompts,
         "repeats": validation.repeats,
         "costs": validation.costs.to_dict(),
         "policies": [_entry(checked) for checked in validation.policies],

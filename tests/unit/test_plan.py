@@ -10,6 +10,7 @@ import pytest
 from handmade import MISSES, MIXED, costs, text, trace
 
 from mtpstats import plan as plans
+from mtpstats import result as results
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
@@ -411,7 +412,7 @@ def test_a_machine_that_was_busy_is_said() -> None:
 
 def test_json_has_every_series_and_no_nan() -> None:
     plan = plans.make(recorded(3, 3, 1), FLAT)
-    record = json.loads(json.dumps(plans.to_dict(plan), allow_nan=False))
+    record = json.loads(results.dumps(plans.to_dict(plan)))
     assert record["schema"] == "mtpstats.plan/1"
     chains = {(p["n_max"], p["p_min"]) for p in record["policies"] if p["kind"] == "chain"}
     assert chains == {(n, round(0.1 * i, 1)) for n in range(1, 6) for i in range(10)}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from handmade import MIXED, costs, text, trace
 
+from mtpstats import result as results
 from mtpstats import served, validate
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted
@@ -300,7 +301,7 @@ def test_flags_of_the_recording_reach_the_server() -> None:
 
 def test_json_and_text() -> None:
     found = validate.run(TRACE, POLICIES, Engine(pace=1.1), costs=COSTS)
-    record = json.loads(json.dumps(validate.to_dict(found, TRACE), allow_nan=False))
+    record = json.loads(results.dumps(validate.to_dict(found, TRACE)))
     assert record["schema"] == "mtpstats.validate/1"
     assert [one["policy"] for one in record["policies"]] == [
         "none",
