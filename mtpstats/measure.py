@@ -32,8 +32,9 @@ MOST_ROWS = max(ROWS)
 """``n_rows`` of the driver that is measured."""
 STEPS = 4  # of the head in a round, at most
 LEAST, MOST = 5, 25  # samples of each
-SECONDS = 5.0
-"""What measuring takes, unless ``LEAST`` samples of each take longer."""
+SECONDS, MOST_SECONDS = 5.0, 15.0
+"""What measuring takes, unless ``LEAST`` samples of each take longer; where they would take more
+than the second, fewer rows are measured."""
 QUICK = 0.02  # seconds; a slower round is made once only
 ROUNDS = 6  # of a real run at each draft length, each time through
 
@@ -189,19 +190,20 @@ def measure(
     rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past)
     tell = on_progress or (lambda _: None)
     order = random.Random(0)
-    # The first time through touches everything and tells how long one takes.
-    began = perf_counter()
+    # The first time through touches everything and tells about how long one takes.
     tell(Progress("measuring costs"))
+    began = perf_counter()
     slowest = _sweep(rig, FEWER_ROWS, 1, order, _Samples())
     took = perf_counter() - began
     repeats = 2 if slowest < QUICK else 1
-    rows = ROWS if repeats * 2 * took * LEAST <= seconds else FEWER_ROWS
-    took *= repeats * len(rows) / len(FEWER_ROWS)
-    times = min(max(int(seconds / took), LEAST), MOST)
-    samples = _Samples()
-    for i in range(times):
-        tell(Progress("measuring costs", i * 100 / times, 100, "%"))
+    took *= repeats * len(ROWS) / len(FEWER_ROWS)
+    rows = ROWS if took * LEAST <= MOST_SECONDS else FEWER_ROWS
+    samples, began, times = _Samples(), perf_counter(), 0
+    while times < LEAST or (times < MOST and perf_counter() - began < seconds):
         _sweep(rig, rows, repeats, order, samples)
+        times += 1
+        share = min(times / LEAST, (perf_counter() - began) / seconds) if seconds else times / LEAST
+        tell(Progress("measuring costs", 100 * min(share, 1.0), 100, "%"))
     return _costs(driver, samples, n_past)
 
 
@@ -275,7 +277,8 @@ def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
         if n_max:
             check[str(n_max)] = {
                 "measured": sum(run.seconds.generation for run in runs),
-                "predicted": float(found.seconds(rows, widths, tokens)),
+                "by_medians": float(found.seconds(rows, widths, tokens)),
+                "by_means": float(found.averaged().seconds(rows, widths, tokens)),
             }
     return {
         "other_verification": found.other_verification,

@@ -80,6 +80,19 @@ def test_resampling_spreads_by_the_standard_error_and_leaves_exact_points() -> N
     assert costs.averaged().draft(1) == 1
 
 
+def test_the_statistic_that_explains_real_runs_is_taken() -> None:
+    def costs(by_medians: float, by_means: float) -> Costs:
+        check = {"1": {"measured": 4.0, "by_medians": by_medians, "by_means": by_means}}
+        curve = Curve({1: Point(median=1, low=1, high=2, mean=3, samples=5)})
+        return Costs(verify=curve, draft=curve, facts={"check": check})
+
+    assert costs(3.0, 3.5).fitting().verify(1) == 3
+    assert costs(4.5, 3.0).fitting().verify(1) == 1
+    # Half of it is as wrong as twice of it, and a tie goes to the median.
+    assert costs(2.0, 8.0).fitting().verify(1) == 1
+    assert Costs.from_dict(HAND).fitting().verify(1) == 0.030
+
+
 def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     costs = Costs(
@@ -88,7 +101,10 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
         follow=Curve({1: at(0)}),
         other_verification=0.25,
         n_past=77,
-        facts={"model": {"file": "m.gguf"}, "check": {"1": {"measured": 2.0}}},
+        facts={
+            "model": {"file": "m.gguf"},
+            "check": {"1": {"measured": 2.0, "by_medians": 1.0, "by_means": 2.5}},
+        },
     )
     costs.save(path)
     back = Costs.load(path)
@@ -121,6 +137,8 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"verify": {"1": {"low": 1}}}, r"verify\[1\] has no median"),
         ({"verify": {"1": {"median": 1, "low": 2}}}, r"verify\[1\]: low, median and high"),
         ({"verify": {"1": {"median": 1, "samples": 0}}}, r"verify\[1\].samples is 0"),
+        ({"check": []}, r"check is \[\], expected runs"),
+        ({"check": {"1": {"measured": 1}}}, r"check\[1\].by_medians is null"),
         ({"other_token": "no"}, 'other_token is "no"'),
         ({"n_past": -1}, "n_past is -1, expected a number of tokens"),
         ({"verfy": {"1": 1}}, "verfy is no key of a cost file; it may have check, comment, draft,"),
