@@ -151,11 +151,12 @@ class Pricer:
         share = np.full(n_prompts, 1 / n_prompts)
         drawn = rng.multinomial(n_prompts, share, resamples)
         self._weights = np.concatenate([np.ones((1, n_prompts)), drawn])
-        self._costs = costs
+        self._costs = costs = costs.fitting()
         self._curves: dict[str, _Curves | None] = {
             "verify": _Curves(costs.verify, resamples, rng),
             "draft": _Curves(costs.draft, resamples, rng),
             "follow": None if costs.follow is None else _Curves(costs.follow, resamples, rng),
+            "plain": None if costs.plain is None else _Curves(costs.plain, resamples, rng),
         }
 
     def _seconds(self, name: str, n: int) -> Floats:
@@ -171,7 +172,8 @@ class Pricer:
         tokens = weights @ done.tokens.astype(np.float64)
         passes = weights @ done.verifications.astype(np.float64)
         drafting = kind_of(policy) != "none"
-        verify = self._seconds("verify", rows.shape[1])
+        alone = "plain" if not drafting and costs.plain is not None else "verify"
+        verify = self._seconds(alone, rows.shape[1])
         follow = self._seconds("follow", rows.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         each = costs.other_verification if drafting else costs.other_plain

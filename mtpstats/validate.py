@@ -1,8 +1,7 @@
 """Validate: policies run for real, predicted beside measured.
 
-All policies continue a prompt in turns of a few verifications, and all of that is repeated; where
-costs are measured anew, a round of measuring stands before each repeat. So a machine that slows
-down slows all of them down.
+All policies continue a prompt in turns of a few verifications, and all of that is repeated; costs
+that are measured anew are measured in between. So a machine that slows down slows all of it down.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mtpstats import plan as plans
 from mtpstats.candidates import default_chain
-from mtpstats.cost import OTHERS, Costs, Curve, Point
+from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
 from mtpstats.head import DraftSettings
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 SCHEMA: Final = "mtpstats.validate/1"
+SPACING: Final = 4.0
 ALIKE: Final = 0.01
 """Chains whose drafts differ less, as a part of them, are not both run."""
 CLOSE: Final = 0.03
@@ -166,7 +167,7 @@ def session(
 
     Args:
         engine: the trace's model with the settings of its recording.
-        costs: to predict from; None: measured now, and before each repeat.
+        costs: to predict from; None: measured now, and between the runs.
         n_prompts: how many of the prompts to run; the plan is made from all.
     """
     _check_every(trace)
@@ -218,7 +219,8 @@ def run(
     Args:
         policies: chains, and the empty tree for no drafting.
         engine: of the trace's model and settings.
-        costs: to predict from; None: those that ``measure`` finds, asked before each repeat.
+        costs: to predict from; None: those that ``measure`` finds, which is called before the first
+            prompt and then whenever four times as long was run as it took.
         repeats: runs of each policy on each prompt.
 
     Raises:
@@ -245,13 +247,13 @@ def run(
         try:
             first = prompt_of(trace.prompts[0])[:WARM_UP_TOKENS]
             _together(drivers, range(len(drivers)), first, WARM_UP_TOKENS)
+            turns = _Turns(perf_counter)
             for repeat in range(repeats):
-                if costs is None and measure is not None:
-                    tell(Progress("measuring costs"))
-                    found.append(measure())
                 for one in taken:
                     one.begin()
                 for i, prompt in enumerate(trace.prompts):
+                    if costs is None and measure is not None and turns.to_measure():
+                        found.append(turns.timed(measure))
                     tell(Progress(f"repeat {repeat + 1}/{repeats}", done, planned, "tokens"))
                     order = turned(len(policies), repeat + i)
                     got = _together(drivers, order, prompt_of(prompt), trace.n_predict)
@@ -269,30 +271,53 @@ def run(
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
 
 
+class _Turns:
+    """Whose turn it is, the runs' or the measuring's, which shall take a fifth of the time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next: float | None = None
+
+    def to_measure(self) -> bool:
+        return self._next is None or self._clock() >= self._next
+
+    def timed(self, measure: Callable[[], Costs]) -> Costs:
+        began = self._clock()
+        costs = measure()
+        ended = self._clock()
+        self._next = ended + SPACING * (ended - began)
+        return costs
+
+
 def merged(found: Sequence[Costs]) -> Costs:
     """Return several measurements of one machine as one: the medians of all they say."""
 
     def middle(ones: Sequence[Any], name: str) -> float:
         return float(np.median([getattr(one, name) for one in ones]))
 
-    def curve(name: str) -> Curve:
+    def curve(name: str) -> Curve | None:
         points: dict[int, list[Point]] = {}
         for one in (getattr(costs, name) for costs in found):
-            for rows, point in one.points.items():
+            for rows, point in one.points.items() if one is not None else ():
                 points.setdefault(rows, []).append(point)
-        return Curve({rows: joined(ones) for rows, ones in points.items()})
+        return Curve({rows: joined(ones) for rows, ones in points.items()}) if points else None
 
     def joined(ones: Sequence[Point]) -> Point:
         of = {f.name: middle(ones, f.name) for f in fields(Point) if f.name != "samples"}
         return Point(**of, samples=sum(one.samples for one in ones))
 
+    check: dict[str, dict[str, float]] = {}
+    for costs in found:
+        for n_max, run in costs.facts.get("check", {}).items():
+            sums = check.setdefault(n_max, dict.fromkeys(run, 0.0))
+            for name, seconds in run.items():
+                sums[name] += seconds
     first = found[0]
     return replace(
         first,
-        verify=curve("verify"),
-        draft=curve("draft"),
-        follow=curve("follow") if first.follow is not None else None,
+        **{name: curve(name) for name in CURVES},  # type: ignore[arg-type]
         **{name: middle(found, name) for name in OTHERS},  # type: ignore[arg-type]
+        facts=first.facts | ({"check": check} if check else {}),
     )
 
 

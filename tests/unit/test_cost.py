@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,11 @@ def test_what_a_run_takes() -> None:
     widths = [[9, 3, 1], [7, 0, 0]]  # no step has 0 rows, so these take nothing
     first = 4 * (10 + 1 + 0.5) + 2 * (14 + 5 + 0.5) + 3 * (2 + 0.25) + (5 + 0.25) + 0.125 * 8
     assert costs.seconds(rows, widths, [8, 2]).tolist() == [first, 12 + 3 + 0.5 + 0.125 * 2]
-    assert costs.plain([8, 0]).tolist() == [8 * (10 + 0.0625 + 0.125), 0]
+    assert costs.without([8, 0]).tolist() == [8 * (10 + 0.0625 + 0.125), 0]
+    # A target without a head, where that was measured.
+    alone = replace(costs, plain=Curve({1: Point.of([6, 7, 11])}))
+    assert alone.without([8, 0]).tolist() == [8 * (7 + 0.0625 + 0.125), 0]
+    assert alone.averaged().without([8]).tolist() == [8 * (8 + 0.0625 + 0.125)]
 
 
 def test_a_point_is_median_quartiles_and_mean_of_its_samples() -> None:

@@ -11,7 +11,7 @@ from handmade import MISSES, MIXED, costs, text, trace
 
 from mtpstats import plan as plans
 from mtpstats import result as results
-from mtpstats.cost import Costs
+from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
 from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label
@@ -99,6 +99,20 @@ def test_between_measured_rows_a_straight_line_in_every_resample() -> None:
     wide = price(ONE, Tree([(r,) for r in range(1, 5)]), by_three)
     assert wide.parts["verify"].tolist() == [3 * 14] * 1001
     assert float(by_three.verify(5)) == 14
+
+
+def test_without_drafting_a_pass_costs_what_it_does_without_a_head() -> None:
+    alone = costs({1: 10}, draft=1, plain=Curve({1: Point.of([6])}), other_plain=0.25)
+    assert price(ONE, NO_DRAFTING, alone).seconds[0] == 6 * 6.25
+    assert price(ONE, Chain(1), alone).parts["verify"][0] == 4 * 10
+
+
+def test_means_where_they_explain_real_runs_better() -> None:
+    skewed = [9, 10, 16]  # median 10, mean 35 / 3
+    for measured, a_pass in ((10.1, 10), (11.6, 35 / 3)):
+        check = {"1": {"measured": measured, "by_medians": 10.0, "by_means": 35 / 3}}
+        of = costs({1: skewed}, draft=1, facts={"check": check})
+        assert price(ONE, NO_DRAFTING, of).seconds[0] == pytest.approx(6 * a_pass)
 
 
 def test_a_head_that_follows_for_nothing() -> None:

@@ -131,31 +131,42 @@ def test_every_policy_has_every_prompt_in_turns() -> None:
     assert {order[0] for order in orders} == {0, 1, 2}  # nobody is always first
 
 
-def test_costs_are_measured_before_each_repeat() -> None:
-    engine = Engine()
+def test_costs_are_measured_between_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A run of a prompt takes 2 s, measuring 1 s: the first, then after every 4 s of runs.
+    engine, now = Engine(), [100.0]
     before: list[int] = []
     measured = iter([costs({1: 9}, draft=2), costs({1: 30}, draft=2), costs({1: 10}, draft=2)])
 
+    def clock() -> float:
+        return now[0] + 2.0 * len(engine.log)
+
     def measure() -> Costs:
-        before.append(len(engine.log))
+        before.append(len(engine.log) - 1)  # without the warm-up
+        now[0] += 1.0
         return next(measured)
 
-    found = validate.run(TRACE, POLICIES[:1], engine, measure=measure, repeats=3)
-    assert before == [1, 4, 7]  # after the warm-up, then after 3 prompts each
+    monkeypatch.setattr(validate, "perf_counter", clock)
+    found = validate.run(TRACE, POLICIES[:1], engine, measure=measure, repeats=2)
+    assert before == [0, 2, 4]  # of 3 prompts twice
     assert found.policies[0].predicted.value == pytest.approx(1 / 10)  # the median of the three
 
 
 def test_measurements_are_merged_point_by_point() -> None:
-    a = costs({1: 10, 2: 20}, draft=1, other_token=0.1)
-    b = costs({1: [11, 12, 13]}, draft=3, other_token=0.3)
+    def check(measured: float) -> dict[str, Any]:
+        return {"check": {"4": {"measured": measured, "by_medians": 2.0, "by_means": 3.0}}}
+
+    a = costs({1: 10, 2: 20}, draft=1, other_token=0.1, facts=check(5.0))
+    b = costs({1: [11, 12, 13]}, draft=3, other_token=0.3, facts=check(6.0))
     both = validate.merged([a, b])
     assert both.verify.points[1].median == 11  # of 10 and 12
     assert both.verify.points[1].samples == 4
     assert both.verify.points[2].median == 20
     assert both.draft.points[1].median == 2
     assert both.other_token == pytest.approx(0.2)
+    assert both.facts == {"check": {"4": {"measured": 11, "by_medians": 4, "by_means": 6}}}
     shared = Costs(a.verify, a.draft, None)
     assert validate.merged([shared, shared]).follow is None
+    assert validate.merged([shared, shared]).plain is None
 
 
 def test_the_median_of_the_repeats_counts_prompt_by_prompt() -> None:
