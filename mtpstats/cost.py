@@ -99,6 +99,16 @@ class Curve:
         """Return the curve through the means."""
         return Curve({rows: replace(p, median=p.mean) for rows, p in self.points.items()})
 
+    def scaled(self, factor: float) -> Curve:
+        """Return a curve of so many times the seconds."""
+
+        def times(p: Point) -> Point:
+            return Point(
+                factor * p.median, factor * p.low, factor * p.high, factor * p.mean, p.samples
+            )
+
+        return Curve({rows: times(point) for rows, point in self.points.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, to the nanosecond."""
         return {
@@ -188,6 +198,27 @@ class Costs:
             for name in off:
                 off[name] += abs(math.log(one[name] / one["measured"]))
         return self.averaged() if off["by_means"] < off["by_medians"] else self
+
+    def calibrated(self) -> Costs:
+        """Return the costs that fit, scaled to what the real runs of ``check`` took in all.
+
+        Medians leave hiccups out that real runs have, and few samples are rarely right in all.
+        """
+        fitted, check = self.fitting(), self.facts.get("check", {})
+        by = "by_medians" if fitted is self else "by_means"
+
+        def factor(plain: bool) -> float:
+            runs = [run for n_max, run in check.items() if (n_max == "0") == plain]
+            return (
+                sum(run["measured"] for run in runs) / sum(run[by] for run in runs) if runs else 1
+            )
+
+        drafting, alone = factor(False), factor(True)
+        others = {name: getattr(fitted, name) * drafting for name in OTHERS}
+        others["other_plain"] = fitted.other_plain * alone
+        scaled = fitted._with_curves(lambda curve: curve.scaled(drafting))
+        plain = None if fitted.plain is None else fitted.plain.scaled(alone)
+        return replace(scaled, plain=plain, **others)
 
     def _with_curves(self, change: Callable[[Curve], Curve]) -> Costs:
         follow, plain = (one and change(one) for one in (self.follow, self.plain))

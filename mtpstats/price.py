@@ -151,7 +151,7 @@ class Pricer:
         share = np.full(n_prompts, 1 / n_prompts)
         drawn = rng.multinomial(n_prompts, share, resamples)
         self._weights = np.concatenate([np.ones((1, n_prompts)), drawn])
-        self._costs = costs = costs.fitting()
+        self._costs = costs = costs.calibrated()
         self._curves: dict[str, _Curves | None] = {
             "verify": _Curves(costs.verify, resamples, rng),
             "draft": _Curves(costs.draft, resamples, rng),

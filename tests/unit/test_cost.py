@@ -98,6 +98,28 @@ def test_the_statistic_that_explains_real_runs_is_taken() -> None:
     assert Costs.from_dict(HAND).fitting().verify(1) == 0.030
 
 
+def test_costs_are_scaled_to_real_runs() -> None:
+    check = {
+        "0": {"measured": 3.0, "by_medians": 2.0, "by_means": 8.0},
+        "1": {"measured": 5.0, "by_medians": 5.0, "by_means": 9.0},
+        "4": {"measured": 7.0, "by_medians": 5.0, "by_means": 9.0},
+    }
+    costs = Costs(
+        verify=Curve({1: Point(10.0, 5.0, 15.0, 20.0, 7)}),
+        draft=Curve({1: at(5)}),
+        plain=Curve({1: at(8)}),
+        other_plain=2.0,
+        other_token=1.0,
+        facts={"check": check},
+    )
+    # Drafting took 12 s where medians make 10, plain decoding 3 where they make 2.
+    found = costs.calibrated()
+    assert found.verify.points[1] == Point(12.0, 6.0, 18.0, 24.0, 7)
+    assert (found.draft(1), found.other_token) == (6, 1.2)
+    assert (found.plain and found.plain(1), found.other_plain) == (12, 3)
+    assert replace(costs, facts={}).calibrated().verify(1) == 10
+
+
 def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     costs = Costs(
