@@ -25,7 +25,12 @@ setup(
                 ],
                 extra_compile_args=flags,
             ),
-            Extension("mtpstats._replay", ["mtpstats/_replay.pyx"], extra_compile_args=flags),
+            Extension(
+                "mtpstats._replay",
+                ["mtpstats/_replay.pyx"],
+                depends=["mtpstats/_verify.pxi", "mtpstats/_paths.pxi"],
+                extra_compile_args=flags,
+            ),
         ],
         compiler_directives={
             "language_level": 3,

@@ -72,6 +72,11 @@ def force_isa(name=None):
 force_isa()
 
 
+def copy(size_t to, size_t source, size_t n_bytes):
+    """Copy memory from address to address; neither is checked. A tenth of ``ctypes.memmove``."""
+    memcpy(<void *> to, <void *> source, n_bytes)
+
+
 def stop(bint asked):
     """Ask all that calls what ``stop_address`` points to to stop; False takes it back."""
     global mtp_stop_flag

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mtpstats
+from mtpstats.chat import ChatTemplate
 from mtpstats.errors import AbiMismatch, LibraryNotFound, MtpStatsError
 
 if TYPE_CHECKING:
@@ -69,7 +70,26 @@ def _model(loaded: Model) -> dict[str, Any]:
         "context": loaded.n_ctx_train,
         "embedding": loaded.n_embd,
         "description": loaded.desc,
+        "chat_template": loaded.chat_template() is not None,
     }
+
+
+def chat_template(loaded: Model) -> ChatTemplate:
+    """Return the chat template that a model carries, with what it needs of the vocabulary."""
+
+    def text(token: int) -> str:
+        return loaded.piece(token).decode("utf-8", "replace") if token >= 0 else ""
+
+    tool_use = loaded.chat_template("tool_use")
+    add_bos, add_eos = loaded.adds
+    return ChatTemplate(
+        loaded.chat_template() or tool_use or "",
+        tool_use=tool_use,
+        bos=text(loaded.bos),
+        eos=text(loaded.eos),
+        add_bos=add_bos,
+        add_eos=add_eos,
+    )
 
 
 def _size(header: ModelHeader) -> int:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import memmove
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from mtpstats._core import Row
+from mtpstats._core import Row, copy
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context
 from mtpstats.stats import Collector
@@ -61,7 +60,7 @@ class Slot:
 
     def keep_row(self, address: int) -> None:
         """Copy the row at ``address`` before a decode overwrites it."""
-        memmove(self.row, address, self.row_bytes)
+        copy(self.row, address, self.row_bytes)
 
     def plan(self, n_max: int, n_min: int, room: int, budget: int | None) -> None:
         """Decide how far to draft; ``room`` is left in the context, ``budget`` to be generated.
@@ -124,10 +123,10 @@ class Head:
         for slot, tokens, index in parts:
             here = batch.embd_address(batch.n_tokens)
             batch.extend(tokens, slot.n_past, slot.seq)
-            memmove(here, slot.row, row_bytes)
+            copy(here, slot.row, row_bytes)
             if len(tokens) > 1:
                 source = rows + index * row_bytes
-                memmove(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
+                copy(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
         before = perf_counter_ns()
         self._follow(parts)
         self.ns += perf_counter_ns() - before
@@ -231,7 +230,7 @@ class Head:
         """
         batch = self.batch
         index = batch.add(token, slot.n_past + len(slot.draft), slot.seq, True)
-        memmove(batch.embd_address(index), hidden, self._row_bytes)
+        copy(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
     def hidden(self, output: int, step: int) -> int:
@@ -314,17 +313,17 @@ class ChainHead(Head):
         batch, row_bytes = self.batch, self._row_bytes
         chain = self._chain(slot)
         tokens = [slot.id_last, *slot.draft]
-        memmove(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
+        copy(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
         first = batch.n_tokens
         for i, one in enumerate(tokens):
             index = batch.add(one, slot.n_past + i, slot.seq, i == len(tokens) - 1)
-        memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
+        copy(batch.embd_address(first), chain, len(tokens) * row_bytes)
         return index
 
     def fork(self, slot: Slot, other: Slot) -> None:
         """See :class:`Head`."""
         super().fork(slot, other)
-        memmove(self._chain(other), self._chain(slot), (len(slot.draft) + 1) * self._row_bytes)
+        copy(self._chain(other), self._chain(slot), (len(slot.draft) + 1) * self._row_bytes)
 
     def hidden(self, output: int, step: int) -> int:
         """See :class:`Head`."""
@@ -359,7 +358,7 @@ class SharedHead(Head):
         """See :class:`Head`."""
         batch = self.batch
         index = batch.add(token, slot.n_past, slot.seq, True)
-        memmove(batch.embd_address(index), hidden, self._row_bytes)
+        copy(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
     def _forget(self, slots: Sequence[Slot]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from ctypes import memmove
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mtpstats._core import copy
 from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.generation import Generation
@@ -143,7 +143,7 @@ class _Rig:
         batch.clear()
         for i in range(width):
             output = batch.add(self._text[slot.n_past + i], slot.n_past + i, 0, True)
-            memmove(batch.embd_address(output), slot.row, slot.row_bytes)
+            copy(batch.embd_address(output), slot.row, slot.row_bytes)
         before = perf_counter()
         head.step([slot], 0)
         context.logits_address(width - 1)
@@ -241,11 +241,12 @@ def _sweep(
     rig: _Rig, rows: Sequence[int], repeats: int, order: random.Random, samples: _Samples
 ) -> float:
     """Go through everything once; return the seconds of the slowest pass."""
+    most = min(rig.target.n_batch, rig.head.context.n_batch)
     longest = rig.target.n_rs_seq + 1 if rig.target.rollback == "snapshots" else MOST_ROWS
     drafts = {0, 1, min(4, rig.driver.n_max), min(8, rig.driver.n_max)}
     tasks = [
-        *(("verify", n) for n in rows if n <= longest or n in FEWER_ROWS),
-        *(("step", n) for n in WIDTHS if n > 1),
+        *(("verify", n) for n in rows if n <= most and (n <= longest or n in FEWER_ROWS)),
+        *(("step", n) for n in WIDTHS if 1 < n <= most),
         *(("run", n) for n in drafts),
     ]
     order.shuffle(tasks)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import memmove
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats._core import Row, overlap_at
+from mtpstats._core import Row, copy, overlap_at
 from mtpstats.head import Head, Slot
 from mtpstats.llama import Context
 from mtpstats.trace import RANKS, UNKNOWN
@@ -111,7 +110,7 @@ class _Rows:
         return self._start + position % self._capacity * self._row_bytes
 
     def __setitem__(self, position: int, address: int) -> None:
-        memmove(self[position], address, self._row_bytes)
+        copy(self[position], address, self._row_bytes)
 
 
 class Prober:

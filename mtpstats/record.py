@@ -25,6 +25,7 @@ from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.generation import Generation
 from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress
+from mtpstats.prepare import prepare
 from mtpstats.probe import WIDTH, Prober
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, Engine, LlamaEngine
@@ -113,10 +114,10 @@ def record(
     found = _found(path) if settings.resume else None
     run = replace(settings.run, draft=DraftSettings(N_MAX), n_parallel=1, compat_counts=False)
     if run.sampling.seed < 0:
-        seed = found.header["sampling"]["seed"] if found else secrets.randbelow(2**32)
-        run = replace(run, sampling=replace(run.sampling, seed=seed))
+        drawn = replace(run.sampling, seed=secrets.randbelow(2**32))
+        run = replace(run, sampling=drawn)
     tell = on_progress or (lambda _: None)
-    said = _Said(path, len(prompts))
+    said = _Said(path)
 
     def gave_up(why: str) -> None:
         assert on_abort is not None
@@ -125,7 +126,9 @@ def record(
     with ExitStack() as stack:
         loaded = engine(run, tell, on_log, gave_up if on_abort else None)
         stack.callback(loaded.close)
-        tokens = runs.tokens_of(loaded, prompts)
+        prepared = prepare(loaded, prompts, run.selection)
+        prompts, tokens = prepared.prompts, prepared.tokens
+        said.planned = len(prompts)
         waiting = _waiting(prompts, tokens, found, path)
         # A run's last verification may draft as deep as is recorded, and adds one more.
         beyond = settings.depth + 2 if run.n_predict >= 0 else 0
@@ -139,6 +142,7 @@ def record(
         stack.callback(driver.close)
         runs.check_fit(prompts, tokens, driver.n_ctx)
         header = _header(settings, run, loaded, driver, prober, command)
+        header["prompts"] = prepared.settings
         if costs is not None:
             header["cost"] = costs.to_dict()
         runs.hash_files(header["model"], loaded, tell)
@@ -170,16 +174,17 @@ class _Said:
     """What the trace holds at the moment, in words."""
 
     writer: TraceWriter | None = None
+    planned = 0
 
-    def __init__(self, path: Path, planned: int) -> None:
-        self._where, self._planned = printable(str(path)), planned
+    def __init__(self, path: Path) -> None:
+        self._where = printable(str(path))
 
     def __str__(self) -> str:
         if self.writer is None:
             return "nothing was recorded"
         done = len(self.writer.done_ids)
         return (
-            f"{done} of {self._planned} prompts are in {self._where}; the same command with "
+            f"{done} of {self.planned} prompts are in {self._where}; the same command with "
             "--resume goes on"
         )
 
@@ -258,6 +263,12 @@ class _Recorder:
         self._tell(Progress(stage, self.tokens + made, total, "tokens"))
 
 
+def recorded_seed(path: Path, seed: int) -> int:
+    """Return the seed to resume a trace with: for a random one (-1) that of the trace."""
+    found = _found(path) if seed < 0 else None
+    return int(found.header["sampling"]["seed"]) if found is not None else seed
+
+
 def _found(path: Path) -> Trace | None:
     """Return the trace that is to be resumed; None if it has not even its first line."""
     try:
@@ -302,7 +313,9 @@ def _costs(
     if n_ctx:
         # Some passes move on by as many tokens as they verify; beginning anew takes time.
         n_ctx = max(min(n_ctx + MEASURING_ROOM, loaded.n_ctx_train), n_ctx)
-    return loaded.costs(settings.depth, n_ctx, [i for ids in tokens for i in ids], n_past, tell)
+    # Recurrent memory needs a ubatch that is longer than a draft.
+    n_max = max(1, min(settings.depth, settings.run.n_ubatch - 2))
+    return loaded.costs(n_max, n_ctx, [i for ids in tokens for i in ids], n_past, tell)
 
 
 def _header(

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpstats import describe
 from mtpstats import result as results
+from mtpstats.chat import ChatTemplate
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.llama.placement import Placement
 from mtpstats.loop import Driver, Loop, Progress
+from mtpstats.prepare import Selection, prepare
 from mtpstats.prompts import Prompt
 from mtpstats.speculate import DraftSettings, Sampling, Speculator
 from mtpstats.stats import Collector, Snapshot
@@ -56,6 +58,7 @@ class BenchSettings:
     per core. ``sampling.seed`` -1: a random seed, drawn once. ``temp_source`` says who chose the
     temperature: ``asked``, ``default`` or ``built-in model``.
     ``hash_model`` decides whether ``model.sha256`` is filled in, which reads the whole file.
+    ``selection`` says which of the prompts run, and how conversations become text.
     """
 
     model: Path
@@ -81,6 +84,7 @@ class BenchSettings:
     stats: bool = True
     stats_every: int = 0
     hash_model: bool = True
+    selection: Selection = field(default_factory=Selection)
 
 
 class BenchStopped(MtpStatsError):
@@ -112,6 +116,9 @@ class Engine(Protocol):
 
     def tokenize(self, text: str) -> list[int]:
         """Return the prompt's tokens."""
+
+    def chat_template(self) -> ChatTemplate:
+        """Return the model's chat template, without source if it carries none."""
 
     def driver(
         self,
@@ -199,6 +206,10 @@ class LlamaEngine:
     def tokenize(self, text: str) -> list[int]:
         """See :class:`Engine`."""
         return self._model.tokenize(text)
+
+    def chat_template(self) -> ChatTemplate:
+        """See :class:`Engine`."""
+        return describe.chat_template(self._model)
 
     def driver(
         self,
@@ -291,7 +302,8 @@ def bench(
     with ExitStack() as stack:
         loaded = engine(settings, tell, on_log, gave_up if on_abort else None)
         stack.callback(loaded.close)
-        tokens = tokens_of(loaded, prompts)
+        prepared = prepare(loaded, prompts, settings.selection)
+        prompts, tokens = prepared.prompts, prepared.tokens
         n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
         loop = Loop(
             settings, prompts, tokens,
@@ -308,7 +320,10 @@ def bench(
         result = results.make(
             loaded.environment(command),
             loaded.model(),
-            _recorded(settings, drafting, loaded.n_threads, len(prompts)),
+            {
+                **_recorded(settings, drafting, loaded.n_threads, len(prompts)),
+                **prepared.settings,
+            },
             (),
         )
         so_far.append(lambda: results.with_prompts(result, loop.records))
@@ -331,17 +346,6 @@ def _silent(_progress: Progress) -> None:
     return
 
 
-def tokens_of(loaded: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return each prompt's tokens; ``InputError`` for one that has none."""
-    tokens = []
-    for prompt in prompts:
-        ids = loaded.tokenize(prompt.text)
-        if not ids:
-            raise InputError(f"prompt {printable(prompt.id)}: the model reads no token in it")
-        tokens.append(ids)
-    return tokens
-
-
 def context_size(settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]) -> int:
     """Return the context to ask for: as given, else what the prompts need and the model allows."""
     if settings.n_ctx is not None:
@@ -360,7 +364,7 @@ def check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx:
         if len(ids) >= n_ctx:
             raise InputError(
                 f"prompt {printable(prompt.id)} has {len(ids)} tokens, the context holds {n_ctx}: "
-                "shorten it or raise --ctx-size"
+                "shorten it, raise --ctx-size, or leave it out with --max-tokens"
             )
 
 

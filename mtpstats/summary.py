@@ -17,8 +17,10 @@ from mtpstats.intervals import Interval, Z, cluster_bootstrap, greenwood, wilson
 from mtpstats.stats import CENSOR_REASONS, SHOWN, Counts, Floats, Snapshot
 
 __all__ = [
+    "Category",
     "Position",
     "Summary",
+    "by_category",
     "deeper_or_wider",
     "expected_length",
     "summarise",
@@ -247,6 +249,67 @@ def summarise(
     )
 
 
+@dataclass(frozen=True)
+class Category:
+    """The prompts of one category; intervals as in :class:`Summary`."""
+
+    name: str | None
+    prompts: int
+    tokens: int
+    acceptance: Estimate
+    """accepted / reached at the first position."""
+    rank2: Estimate
+    """How often the second choice was right there."""
+    acceptance_length: Estimate
+    coverage: Estimate
+
+
+def by_category(
+    names: Sequence[str | None],
+    by_prompt: Sequence[Snapshot],
+    tokens: Sequence[int],
+    *,
+    seed: int = 0,
+) -> list[Category]:
+    """The figures of each category, the one with most prompts first, else in order of appearance.
+
+    Args:
+        names, by_prompt, tokens: of each prompt its category, counters, generated tokens.
+        seed: of the bootstrap.
+    """
+    groups: dict[str | None, list[int]] = {}
+    for index, name in enumerate(names):
+        groups.setdefault(name, []).append(index)
+    found = [
+        _category(name, [by_prompt[i] for i in members], [tokens[i] for i in members], seed)
+        for name, members in groups.items()
+    ]
+    return sorted(found, key=lambda category: -category.prompts)
+
+
+def _category(
+    name: str | None, parts: Sequence[Snapshot], made: Sequence[int], seed: int
+) -> Category:
+    total, tokens = Snapshot.merge(*parts), sum(made)
+    reached = np.array([s.reached[0] for s in parts], np.float64)
+    accepted = np.array([s.accepted[0] for s in parts], np.float64)
+    second = np.array([s.rank[0, 1] for s in parts], np.float64)
+    ratios = _Ratios(parts, seed)
+    _add_figures(ratios, 0, made)
+    ratios.add("first", accepted, reached)
+    ratios.add("second", second, reached)
+    ratios.solve()
+    return Category(
+        name,
+        len(parts),
+        tokens,
+        ratios.get("first", wilson(accepted.sum(), reached.sum())),
+        ratios.get("second", wilson(second.sum(), reached.sum())),
+        _plus_one(ratios.get("length", _mean(total.accepted, total.beyond_accepted, total))),
+        ratios.get("coverage", _coverage(total, tokens)),
+    )
+
+
 def _depth(total: Snapshot) -> int:
     used = np.flatnonzero(total.drafted + total.stopped)
     return int(used[-1]) + 1 if used.size else 0
@@ -267,6 +330,8 @@ def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int]) -> None:
     ratios.add("length", accepted, passes)
     ratios.add("drafted", drafted, passes)
     ratios.add("coverage", drafted, np.array(made, np.float64))
+    if not depth:
+        return
     hits, reached, rank, miss = (field(n) for n in ("accepted", "reached", "rank", "miss"))
     p, p_top10 = field("sum_p"), field("sum_p_top10")
     found = rank.cumsum(axis=2)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.generation import NEAR_TIE
 from mtpstats.text import printable
 
 __all__ = [
@@ -45,8 +46,6 @@ RANKS: Final = 8  # candidates kept at a position
 GATES: Final = 3  # of those, kept where only the greedy path goes
 MISS: Final = 0
 UNKNOWN: Final = 255
-NEAR_TIE: Final = 1e-2
-"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 STOPS: Final = ("eog", "n_predict", "context", "nan")
 MAX_LINE: Final = 16 << 20
 
@@ -61,10 +60,10 @@ _ARRAYS: Final[tuple[tuple[str, type[np.generic], int], ...]] = (
     ("roots", np.int32, 1),
     ("rank", np.uint8, 2),
     ("p_min_p", np.float32, 2),
-    ("greedy_p", np.float16, 3),
     ("path_p", np.float32, 2),
-    ("path_top10", np.float32, 1),
     ("path_overlap", np.float32, 1),
+    ("off_top10", np.float32, 1),
+    ("greedy_p", np.float16, 2),
 )
 ARRAYS: Final = tuple(name for name, _, _ in _ARRAYS)
 
@@ -122,7 +121,8 @@ class TracedPrompt:
     candidates, best first, rounded by :func:`quantise`. NaN: no candidate, or not kept: the file
     keeps ranks 4 to 8 only where the forced path goes too."""
     top10: Float32
-    """[R, D] greedy path: full-vocabulary probability of the head's 10 best together."""
+    """[R, D] greedy path: full-vocabulary probability of the head's 10 best together. The file
+    leaves it out: where the forced path goes too it is rank 1's ``p`` over ``p_min_p``."""
     p_min_p: Float32
     """[R, D] greedy path: the number the drafter compares with ``p_min``, ``Row.p_top10``."""
     off_index: Int32
@@ -477,23 +477,19 @@ def _read_arrays(data: bytes) -> dict[str, npt.NDArray[Any]]:
 def _packed(prompt: TracedPrompt) -> bytes:
     """Return the record of a prompt."""
     known = prompt.rank != UNKNOWN
-    off = np.zeros(known.size, np.bool_)
-    off[prompt.off_index] = True
-    here = off[known.ravel()]
+    on = known & ~_off_path(prompt.rank)
     path_p = prompt.p[known]
-    path_p[here] = prompt.off_p
-    path_top10 = prompt.top10[known]
-    path_top10[here] = prompt.off_top10
+    path_p[~on[known]] = prompt.off_p
     arrays = {
         "tokens": prompt.tokens,
         "margin": prompt.margin,
         "roots": prompt.roots,
         "rank": prompt.rank,
         "p_min_p": prompt.p_min_p,
-        "greedy_p": prompt.p[:, :, :GATES].astype(np.float16),
         "path_p": path_p,
-        "path_top10": path_top10,
         "path_overlap": prompt.overlap[known],
+        "off_top10": prompt.off_top10,
+        "greedy_p": prompt.p[~on][:, :GATES].astype(np.float16),
     }
     file = io.BytesIO()
     for name, dtype, _ in _ARRAYS:
@@ -532,26 +528,28 @@ def _unpacked(
         if type(record.get(key)) not in kinds:
             raise InputError(f"{key} is {printable(repr(record.get(key)))[:40]}")
     rank = arrays["rank"]
-    n_roots, known = len(rank), rank != UNKNOWN
-    k = int(known.sum())
+    if rank.shape[1] != depth:
+        raise InputError(f"rank has shape {rank.shape}, expected {(len(rank), depth)}")
+    known = rank != UNKNOWN
+    on = known & ~_off_path(rank)
+    n_known, n_on = int(known.sum()), int(on.sum())
     for name, shape in (
-        ("rank", (n_roots, depth)),
-        ("greedy_p", (n_roots, depth, GATES)),
-        ("path_p", (k, RANKS)),
-        ("path_top10", (k,)),
-        ("path_overlap", (k,)),
+        ("p_min_p", rank.shape),
+        ("path_p", (n_known, RANKS)),
+        ("path_overlap", (n_known,)),
+        ("off_top10", (n_known - n_on,)),
+        ("greedy_p", (rank.size - n_on, GATES)),
     ):
         if arrays[name].shape != shape:
             raise InputError(f"{name} has shape {arrays[name].shape}, expected {shape}")
-    off = _off_path(rank)
-    greedy = known & ~off
-    on = greedy[known]
-    p = np.full((n_roots, depth, RANKS), np.nan, np.float32)
-    p[:, :, :GATES] = arrays["greedy_p"]
-    p[greedy] = arrays["path_p"][on]
-    top10 = np.full((n_roots, depth), np.nan, np.float32)
-    top10[greedy] = arrays["path_top10"][on]
-    overlap = np.full((n_roots, depth), np.nan, np.float32)
+    p = np.full((*rank.shape, RANKS), np.nan, np.float32)
+    rest = np.full((rank.size - n_on, RANKS), np.nan, np.float32)
+    rest[:, :GATES] = arrays["greedy_p"]
+    p[~on] = rest
+    p[on] = arrays["path_p"][on[known]]
+    top10 = np.full(rank.shape, np.nan, np.float32)
+    np.divide(p[:, :, 0], arrays["p_min_p"], out=top10, where=on & (arrays["p_min_p"] > 0))
+    overlap = np.full(rank.shape, np.nan, np.float32)
     overlap[known] = arrays["path_overlap"]
     return TracedPrompt(
         id=record["id"],
@@ -567,9 +565,9 @@ def _unpacked(
         p=p,
         top10=top10,
         p_min_p=arrays["p_min_p"],
-        off_index=np.flatnonzero(known & off).astype(np.int32),
-        off_p=arrays["path_p"][~on],
-        off_top10=arrays["path_top10"][~on],
+        off_index=np.flatnonzero(known & ~on).astype(np.int32),
+        off_p=arrays["path_p"][~on[known]],
+        off_top10=arrays["off_top10"],
         overlap=overlap,
         facts=record["facts"],
     )

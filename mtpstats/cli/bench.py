@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpstats.cli import options
+from mtpstats.cli import inputs, options
 from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.errors import InputError, MtpStatsError
 
 if TYPE_CHECKING:
-    from mtpstats.prompts import Prompt
     from mtpstats.run import BenchSettings
 
 EXAMPLES = """\
@@ -32,6 +28,10 @@ Examples:
       a head of its own file; four prompts at a time, 4096 tokens of context each
   mtpstats bench -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052 -ts 3,1
       layers on two machines that run llama.cpp's rpc-server
+  mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
+      100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
+      the built-in conversations, answered without thinking first
 """
 
 
@@ -40,6 +40,7 @@ Examples:
     model=options.ModelOptions,
     devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
     run=options.RunOptions,
@@ -50,6 +51,7 @@ def command(
     model: options.ModelOptions,
     devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
@@ -63,12 +65,15 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     _check_output(output)
-    prompts = gather(texts)
+    sampling = inputs.with_seed(sampling)
+    prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
+    selection = inputs.selection(choice)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    settings = _settings(model, devices, drafting, sampling, run, output)
+    base = inputs.settings(model, devices, sampling, selection, run.n_predict)
+    settings = _settings(base, drafting, run, output)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -119,32 +124,16 @@ def _check_output(output: options.OutputOptions) -> None:
     result.check_writable(output.output)
 
 
-def gather(texts: options.PromptOptions) -> list[Prompt]:
-    """Return the prompts of all sources, the built-in ones if there are none."""
-    from mtpstats import prompts
-
-    found = [
-        prompts.from_text(text, f"prompt-{number}", escape=texts.escape)
-        for number, text in enumerate(texts.prompt, 1)
-    ]
-    found += [prompts.from_file(path, escape=texts.escape) for path in texts.file]
-    for path in texts.prompts:
-        found += prompts.load(path)
-    return prompts.with_unique_ids(found or prompts.builtin())
-
-
 def _settings(
-    model: options.ModelOptions,
-    devices: options.DeviceOptions,
+    base: BenchSettings,
     drafting: options.DraftOptions,
-    sampling: options.SamplingOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
     from mtpstats.speculate import DraftSettings
 
     return replace(
-        base_settings(model, devices, sampling, run.n_predict),
+        base,
         n_parallel=run.n_parallel,
         draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
         compat_counts=run.compat_counts,
@@ -153,57 +142,6 @@ def _settings(
         stats_every=run.stats_every,
         hash_model=output.json or output.output is not None,
     )
-
-
-def base_settings(
-    model: options.ModelOptions,
-    devices: options.DeviceOptions,
-    sampling: options.SamplingOptions,
-    n_predict: int,
-) -> BenchSettings:
-    """Return the settings of any run of a model."""
-    from mtpstats.llama import Placement
-    from mtpstats.run import BenchSettings, builtin_model
-    from mtpstats.speculate import Sampling
-
-    built_in = builtin_model()
-    path = model.model or built_in
-    temp, temp_source = sampling.temp, "asked"
-    if temp is None:
-        is_built_in = _same_file(path, built_in)
-        temp = options.BUILT_IN_TEMP if is_built_in else 0.0
-        temp_source = "built-in model" if is_built_in else "default"
-    return BenchSettings(
-        model=path,
-        draft_model=model.draft_model,
-        n_predict=n_predict,
-        sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
-        n_ctx=model.n_ctx,
-        n_batch=model.n_batch,
-        n_ubatch=model.n_ubatch,
-        n_threads=model.n_threads if model.n_threads > 0 else None,
-        n_threads_batch=model.n_threads_batch if model.n_threads_batch > 0 else None,
-        n_gpu_layers=model.n_gpu_layers,
-        placement=Placement(
-            devices=devices.devices,
-            split_mode=devices.split_mode,
-            tensor_split=devices.tensor_split or (),
-            main_gpu=devices.main_gpu,
-            override_tensor=tuple(chain(*devices.override_tensor)),
-        ),
-        rpc=tuple(chain(*devices.rpc)),
-        flash_attn=model.flash_attn,
-        type_k=model.type_k,
-        type_v=model.type_v,
-        temp_source=temp_source,
-    )
-
-
-def _same_file(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return path == other
 
 
 def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:

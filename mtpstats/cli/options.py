@@ -9,94 +9,21 @@ where llama.cpp has the option; where a default differs, the help says why.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from mtpstats.cli import values
+from mtpstats.cli.groups import Command as Command
+from mtpstats.cli.groups import file_argument as file_argument
+from mtpstats.cli.groups import option as _option
+from mtpstats.cli.groups import takes as takes
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 BUILT_IN_TEMP = 0.7
 SPLIT_MODES = ("none", "layer", "row", "tensor")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class GroupedOption(click.Option):
-    """A click option that knows under which heading the help lists it."""
-
-    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help lists options by heading and keeps the epilog's line breaks."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per heading, in the order of declaration; ``--help`` comes last."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):
-                heading = getattr(param, "heading", "Other")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records, col_max=26)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they stand."""
-        if self.epilog:
-            formatter.write("\n")
-            for line in self.epilog.strip("\n").splitlines():
-                formatter.write(line + "\n")
-
-
-def _option(*names: str, **settings: Any) -> Any:
-    """Declare a dataclass field that is filled from the command line."""
-    return field(metadata={"names": names, "settings": settings})
-
-
-def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
-    """Give a command a file name, or several with ``nargs=-1``, as its argument."""
-    return click.argument(name, type=values.file(), **settings)
-
-
-def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
-    """Give a command the options of ``groups``; it receives one filled dataclass per keyword.
-
-    ``@takes(model=ModelOptions)`` over ``def info(model: ModelOptions)`` adds every option of
-    ``ModelOptions``, in the order of its fields, under the heading ``ModelOptions.HEADING``.
-    """
-
-    def decorate(function: Function) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(**values: Any) -> Any:
-            filled = {
-                name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-                for name, group in groups.items()
-            }
-            return function(**filled, **values)
-
-        decorated: Callable[..., Any] = call
-        for group in reversed(groups.values()):
-            for item in reversed(fields(group)):
-                add = click.option(
-                    *item.metadata["names"],
-                    item.name,
-                    cls=GroupedOption,
-                    heading=group.HEADING,  # type: ignore[attr-defined]
-                    **item.metadata["settings"],
-                )
-                decorated = add(decorated)
-        return decorated
-
-    return decorate
 
 
 @dataclass(frozen=True)
@@ -268,7 +195,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What is continued; all sources add up, ``prompt`` first, then ``file``, then ``prompts``."""
+    """What is continued; all sources add up: ``prompt``, ``file``, ``prompts``, ``suite``."""
 
     HEADING = "Prompts (all of them are used; none given: the built-in ones)"
 
@@ -285,15 +212,35 @@ class PromptOptions:
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file that is one prompt as a whole. Repeatable.",
+        help="A file that is one prompt as a whole, a directory of such files, or - for standard "
+        "input. Repeatable.",
     )
     prompts: tuple[Path, ...] = _option(
         "--prompts",
         type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file of many prompts: .txt one per line; .jsonl one string or object with "
-        '"prompt" (and "id", "category" if you like) per line; .json a list of such. Repeatable.',
+        help="A file of many prompts, a directory of such files, or - for standard input: .txt one "
+        'per line; .jsonl and .json with OpenAI "messages" (and "tools"), ShareGPT '
+        '"conversations", or "prompt"; .csv and .tsv with a column "prompt". "id" and "category" '
+        "are kept. Repeatable.",
+    )
+    suite: bool = _option(
+        "--suite",
+        is_flag=True,
+        help="The built-in conversations for real models: 45 in 9 categories, from code to prose.",
+    )
+    prompt_field: str | None = _option(
+        "--prompt-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the prompt.  [default: "messages", "conversations" or '
+        '"prompt", whichever comes first]',
+    )
+    category_field: str | None = _option(
+        "--category-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the category.  [default: "category"; of several files, '
+        "else the file's name]",
     )
     escape: bool = _option(
         "-e",
@@ -301,6 +248,58 @@ class PromptOptions:
         default=True,
         help=r"Turn \n \r \t \' \" \\ \xHH in -p and -f texts into what they stand for, as "
         "llama.cpp does.  [default: --escape]",
+    )
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Which prompts run, and what makes text of conversations."""
+
+    HEADING = "Chat template and selection"
+
+    chat: bool | None = _option(
+        "--chat/--no-chat",
+        default=None,
+        help="--chat: every text prompt is a user's message; --no-chat: no template, conversations "
+        "are their texts.  [default: conversations go through the model's chat template, texts "
+        "stay as they are]",
+    )
+    chat_template: Path | None = _option(
+        "--chat-template",
+        "--chat-template-file",
+        type=values.file(),
+        metavar="FILE",
+        help="A Jinja file to use as template.  [default: the one that the model carries]",
+    )
+    chat_template_kwargs: dict[str, Any] = _option(
+        "--chat-template-kwargs",
+        type=values.json_object,
+        default="{}",
+        metavar="JSON",
+        help="Variables for the template, for instance '{\"enable_thinking\": false}'.  "
+        "[default: {}]",
+    )
+    shuffle: bool = _option(
+        "--shuffle", is_flag=True, help="Take the prompts in an order that --seed decides."
+    )
+    limit: int | None = _option(
+        "--limit",
+        type=values.whole(1),
+        metavar="N",
+        help="Run at most N prompts, the first ones.  [default: all]",
+    )
+    min_tokens: int = _option(
+        "--min-tokens",
+        type=values.whole(0),
+        default=0,
+        metavar="N",
+        help="Leave out prompts with fewer tokens.  [default: 0]",
+    )
+    max_tokens: int | None = _option(
+        "--max-tokens",
+        type=values.whole(1),
+        metavar="N",
+        help="Leave out prompts with more tokens.  [default: as many as the context holds]",
     )
 
 
@@ -445,67 +444,6 @@ class RunOptions:
         is_flag=True,
         help="Print prompts and text on standard error as they are made; with -np one after "
         "the other, the first of them live.",
-    )
-
-
-@dataclass(frozen=True)
-class RecordOptions:
-    """What is recorded."""
-
-    HEADING = "Recording"
-
-    output: Path = _option(
-        "-o",
-        "--output",
-        type=values.file(),
-        required=True,
-        metavar="TRACE",
-        help="The trace to write. One that exists is never overwritten. Required.",
-    )
-    resume: bool = _option(
-        "--resume",
-        is_flag=True,
-        help="Go on with a trace that is there: prompts in it are not recorded again.",
-    )
-    n_predict: int = _option(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=values.whole(-1, 2**31 - 1),
-        default=128,
-        show_default=True,
-        metavar="N",
-        help="Tokens per prompt that a replay can generate; -1: until the model ends or the "
-        "context is full. A few more are recorded.",
-    )
-    depth: int = _option(
-        "--depth",
-        type=values.whole(1, 16),
-        default=8,
-        show_default=True,
-        metavar="N",
-        help="Draft steps recorded at each position: the longest draft that can be replayed.",
-    )
-    every: int = _option(
-        "--every",
-        type=values.whole(1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Record at every Nth position: faster and smaller, enough for what the head is like "
-        "and for trees, not for replaying a run.",
-    )
-    no_cost: bool = _option(
-        "--no-cost",
-        is_flag=True,
-        help="Do not measure first what target passes and head steps take here.",
-    )
-    cost_out: Path | None = _option(
-        "--cost-out",
-        type=values.file(),
-        default=None,
-        metavar="FILE",
-        help="Also write the measured costs here, to plan with them on another machine.",
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpstats.cli import options
-from mtpstats.cli.bench import base_settings, gather
+from mtpstats.cli import inputs, options
 from mtpstats.cli.streams import last_words, show_log, to_stdout
+from mtpstats.cli.trace_options import RecordOptions
 from mtpstats.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,19 +34,21 @@ Examples:
 
 @click.command("record", cls=options.Command, epilog=EXAMPLES)
 @options.takes(
-    recording=options.RecordOptions,
+    recording=RecordOptions,
     model=options.ModelOptions,
     devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     sampling=options.SamplingOptions,
     output=options.JsonOption,
     log=options.LogOption,
 )
 def command(
-    recording: options.RecordOptions,
+    recording: RecordOptions,
     model: options.ModelOptions,
     devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     sampling: options.SamplingOptions,
     output: options.JsonOption,
     log: options.LogOption,
@@ -57,9 +60,13 @@ def command(
     any draft would have done. First the time of target passes and head steps is measured.
     """
     _check_output(recording)
-    prompts = gather(texts)
 
     from mtpstats import record as records
+
+    if recording.resume:
+        sampling = replace(sampling, seed=records.recorded_seed(recording.output, sampling.seed))
+    sampling = inputs.with_seed(sampling)
+    prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
     from mtpstats.cli.live import ProgressLine
 
     line = ProgressLine(None if log.verbose else sys.stderr)
@@ -69,7 +76,7 @@ def command(
         last_words(text, lambda: said)
 
     settings = records.RecordSettings(
-        base_settings(model, devices, sampling, recording.n_predict),
+        inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
         depth=recording.depth,
         every=recording.every,
         resume=recording.resume,
@@ -97,7 +104,7 @@ def command(
         to_stdout(render(done))
 
 
-def _check_output(recording: options.RecordOptions) -> None:
+def _check_output(recording: RecordOptions) -> None:
     """Refuse before a long run what could not be written after it."""
     if str(recording.output) == "-":
         raise InputError("-o wants a file name; a trace cannot be written to standard output")
@@ -111,9 +118,7 @@ def _check_output(recording: options.RecordOptions) -> None:
     result.check_writable(recording.cost_out)
 
 
-def _write_costs(done: Recorded, recording: options.RecordOptions) -> None:
-    from dataclasses import replace
-
+def _write_costs(done: Recorded, recording: RecordOptions) -> None:
     from mtpstats.cost import Costs
 
     assert recording.cost_out is not None

@@ -120,3 +120,16 @@ class _File(click.Path):
 def file(**kinds: bool) -> click.Path:
     """Return what reads a path; ``kinds`` as ``click.Path`` takes them."""
     return _File(path_type=Path, **kinds)
+
+
+def json_object(value: str | dict[str, Any]) -> dict[str, Any]:
+    """Read a JSON object."""
+    import json
+
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object such as '{{\"key\": true}}'.")
+    return found

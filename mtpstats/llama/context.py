@@ -12,6 +12,7 @@ from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.sequences import Sequences
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
     from mtpstats.llama.batch import Batch
     from mtpstats.llama.model import Model
 
-_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
+_MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
 class Context(Sequences):
     """A context on ``model``; with ``mtp`` the one that runs its MTP block.
 
-    Creating an MTP context switches the hidden rows of both contexts on: masked in its own, one
-    per batch token in ``other``, the target. Close it, or use it as a context manager; a context
-    closes before its model, and before the context it names as ``other``.
+    Creating an MTP context switches the hidden rows of both contexts on: masked in its own where
+    the architecture allows it, one per batch token in ``other``, the target. Close it, or use it
+    as a context manager; a context closes before its model, and before the context it names as
+    ``other``.
 
     Attributes: ``n_ctx`` (positions a sequence can have), ``n_batch``, ``n_ubatch``,
     ``n_seq_max``, ``n_rs_seq`` (as granted, 0 where the architecture has no snapshots),
@@ -129,7 +131,7 @@ class Context(Sequences):
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
         if mtp:
-            self.set_nextn(True, masked=True)
+            self.set_nextn(True, masked=not model.kind.unmasked)
             if other is not None:
                 other.set_nextn(True, masked=False)
 
@@ -140,10 +142,15 @@ class Context(Sequences):
         self._nextn_ith = self._fn.llama_get_embeddings_nextn_ith
         self._width = self.n_embd_out if self.mtp else 0
         self._nextn: tuple[bool, bool] = (False, False)
-        # What the last decode left: number of tokens, indices with logits, rows as set then.
+        # What the last decode left: number of tokens, indices with logits, whether these are all,
+        # rows as set then.
         self._n_decoded = 0
         self._outputs: set[int] = set()
+        self._all_outputs = False
         self._rows: tuple[bool, bool] = (False, False)
+        # Address of the first logits and hidden row where all are asked for, 0 before the first
+        # call: the others follow in the order of the batch, and a call costs more than a sum.
+        self._first_logits = self._first_row = 0
 
     @property
     def ptr(self) -> int:
@@ -196,7 +203,9 @@ class Context(Sequences):
                 following[seq] = last + 1
         self._n_decoded = n
         self._outputs = batch.outputs
+        self._all_outputs = len(batch.outputs) == n
         self._rows = self._nextn
+        self._first_logits = self._first_row = 0
         if self._recurrent:
             self._note_snapshots(batch)
 
@@ -255,8 +264,14 @@ class Context(Sequences):
         """
         if i not in self._outputs or i >= self._n_decoded or self._handle.ptr is None:
             self._no_row("logits", i)
-        address: int | None = self._logits_ith(self._handle.ptr, i)
-        return address or self._no_row("logits", i)
+        address: int | None
+        if not self._all_outputs:
+            address = self._logits_ith(self._handle.ptr, i)
+            return address or self._no_row("logits", i)
+        if not self._first_logits:
+            address = self._logits_ith(self._handle.ptr, 0)
+            self._first_logits = address or self._no_row("logits", 0)
+        return self._first_logits + 4 * self.n_vocab * i
 
     def logits(self, i: int) -> NDArray[np.float32]:
         """Logits of token ``i`` of the last batch as a view, float32[n_vocab].
@@ -288,8 +303,14 @@ class Context(Sequences):
             or self._handle.ptr is None
         ):
             self._no_row("hidden row", i)
-        address: int | None = self._nextn_ith(self._handle.ptr, i)
-        return address or self._no_row("hidden row", i)
+        address: int | None
+        if masked and not self._all_outputs:
+            address = self._nextn_ith(self._handle.ptr, i)
+            return address or self._no_row("hidden row", i)
+        if not self._first_row:
+            address = self._nextn_ith(self._handle.ptr, 0)
+            self._first_row = address or self._no_row("hidden row", 0)
+        return self._first_row + 4 * self.n_embd_out * i
 
     def nextn_rows_address(self) -> int:
         """Address of all hidden rows of the last batch, float32[n_tokens, n_embd_out].
@@ -298,7 +319,7 @@ class Context(Sequences):
         """
         if self._rows != (True, False) or not self._n_decoded:
             self._no_row("unmasked hidden rows", 0)
-        return self._fn.llama_get_embeddings_nextn(self.ptr)  # type: ignore[no-any-return]
+        return self.nextn_address(0)
 
     def nextn(self, i: int) -> NDArray[np.float32]:
         """Hidden row of token ``i`` of the last batch as a view, float32[n_embd_out].
@@ -345,6 +366,6 @@ class Context(Sequences):
 def _view(address: int, count: int) -> NDArray[np.float32]:
     import numpy as np
 
-    memory: Any = (ctypes.c_float * count).from_address(address)
+    memory: Any = (ctypes.c_float * count).from_address(int(address))
     view: NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
     return view

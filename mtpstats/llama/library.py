@@ -45,7 +45,10 @@ class Device:
     memory_total: int
 
 
-_DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+_DEVICE_TYPES = {
+    structs.CONSTANTS[f"GGML_BACKEND_DEVICE_TYPE_{name.upper()}"]: name
+    for name in ("cpu", "gpu", "igpu", "accel", "meta")
+}
 
 
 class Library:
@@ -66,6 +69,7 @@ class Library:
         self.structs: dict[str, type[ctypes.Structure]] = {}
         for name in _STRUCTS:
             self.structure(name)
+        structs.check_constants(self.manifest.get("enums", {}), where)
         _check_hashes(build)
         self._cdll = _open(build)
         for name, symbol in _DEFAULTS.items():

@@ -17,13 +17,14 @@ from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.placement import Placement
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
     from mtpstats.llama.library import Library
 
 _INT32_MAX = 2**31 - 1
-_VOCAB_TYPE_NONE = 0  # LLAMA_VOCAB_TYPE_NONE
+_VOCAB_TYPE_NONE = CONSTANTS["LLAMA_VOCAB_TYPE_NONE"]
 
 
 class Model:
@@ -265,6 +266,20 @@ class Model:
     def bos(self) -> int:
         """The token that begins a text, -1 if there is none."""
         return int(self._fn.llama_vocab_bos(self._vocab_ptr()))
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a text, -1 if there is none."""
+        return int(self._fn.llama_vocab_eos(self._vocab_ptr()))
+
+    @property
+    def adds(self) -> tuple[bool, bool]:
+        """Whether ``tokenize`` puts BOS before a text, and EOS behind it."""
+        vocab = self._vocab_ptr()
+        return (
+            bool(self._fn.llama_vocab_get_add_bos(vocab)),
+            bool(self._fn.llama_vocab_get_add_eos(vocab)),
+        )
 
     def _check_token(self, token: int) -> None:
         if not 0 <= token < self.n_vocab:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mtpstats.cost import Costs
-from mtpstats.record import Recorded
 from mtpstats.text import printable
+
+if TYPE_CHECKING:
+    from mtpstats.record import Recorded
 
 ROWS = (1, 2, 3, 4, 5, 9, 17, 33)
 
@@ -14,12 +18,13 @@ def render(done: Recorded) -> str:
     where = printable(str(done.path))
     lines = [f"trace    {where}, {_bytes(done.size)}"]
     depth, every = done.header["depth"], done.header["every"]
-    roots = "at every position" if every == 1 else f"at every {every}th position"
+    roots = "at every position" if every == 1 else f"at one position in {every}"
     before = f" ({done.n_before} were in it already)" if done.n_before else ""
     lines.append(f"prompts  {done.n_before + done.n_done}{before}, {depth} deep {roots}")
     if done.n_done:
+        prompts = "1 prompt" if done.n_done == 1 else f"{done.n_done} prompts"
         lines.append(
-            f"now      {done.n_done} prompts, {done.tokens:,} tokens, {done.roots:,} roots in "
+            f"now      {prompts}, {done.tokens:,} tokens, {done.roots:,} roots in "
             f"{done.seconds:.1f} s"
         )
     if "cost" in done.header:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Any
 
 from mtpstats import result as results
 from mtpstats.stats import MAX_POSITIONS, SHOWN, Snapshot
-from mtpstats.summary import Estimate, Summary, deeper_or_wider, summarise
+from mtpstats.summary import Estimate, Summary, by_category, deeper_or_wider, summarise
 from mtpstats.text import printable
 
 WIDTH = 80
 LABEL = 26
+MOST_CATEGORIES = 20
 
 _TEMP = {
     "default": " (the default)",
@@ -31,9 +33,10 @@ def render(result: dict[str, Any]) -> str:
     """Return the whole report; ``result`` is what ``bench`` returns or ``result.read`` reads."""
     timing = results.timing(result)
     parts = [_header(result)]
-    summary = _summary(result)
+    by_prompt = _by_prompt(result)
+    summary = _summary(result, by_prompt)
     if summary is not None:
-        parts += [_acceptance(summary), _ranks(summary)]
+        parts += [_acceptance(summary), _ranks(summary), *_categories(result, by_prompt)]
     parts.append(_totals(timing, summary))
     notes = [*(summary.warnings if summary else ()), *_remarks(result)]
     parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
@@ -42,7 +45,14 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _summary(result: dict[str, Any]) -> Summary | None:
+def _by_prompt(result: dict[str, Any]) -> list[Snapshot]:
+    """Return the counters of each prompt, none for a run without statistics."""
+    if result["total"]["positions"] is None:
+        return []
+    return [Snapshot.from_dict(prompt["positions"]) for prompt in result["prompts"]]
+
+
+def _summary(result: dict[str, Any], by_prompt: list[Snapshot]) -> Summary | None:
     """Return the derived figures, None for a run without statistics."""
     total = result["total"]
     if total["positions"] is None:
@@ -50,7 +60,7 @@ def _summary(result: dict[str, Any]) -> Summary | None:
     prompts = result["prompts"]
     return summarise(
         Snapshot.from_dict(total["positions"]),
-        by_prompt=[Snapshot.from_dict(prompt["positions"]) for prompt in prompts],
+        by_prompt=by_prompt,
         tokens=[prompt["tokens"] for prompt in prompts],
         loops=[prompt["repeated_4grams"] for prompt in prompts],
     )
@@ -78,10 +88,13 @@ def _header(result: dict[str, Any]) -> str:
             _plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
+        ("chat", _chat(settings)),
         ("target", _target(settings)),
     ]  # fmt: skip
     return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9) for name, cells in rows
+        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
+        for name, cells in rows
+        if cells
     )
 
 
@@ -119,6 +132,17 @@ def _limits(settings: dict[str, Any]) -> list[str]:
     if settings["n_ctx"]:
         cells.append(f"context {settings['n_ctx']:,}")
     return cells
+
+
+def _chat(settings: dict[str, Any]) -> list[str]:
+    """Return what made text of conversations; nothing for a run without."""
+    template = settings.get("chat_template")
+    if template is None:
+        return []
+    whose = "the model's template" if template == "model" else f"template {printable(template)}"
+    kwargs = settings["chat_template_kwargs"]
+    cells = [f"{printable(key)} {printable(json.dumps(value))}" for key, value in kwargs.items()]
+    return [f"{_plural(settings['chat_prompts'], 'conversation')} by {whose}", *cells]
 
 
 def _target(settings: dict[str, Any]) -> list[str]:
@@ -169,6 +193,33 @@ def _ranks(summary: Summary) -> str:
         )
         lines.append(f"{position.number:>3}{counts}  {_percent(position.recall[1]):>8}")
     return "\n".join(lines) + "\n"
+
+
+def _categories(result: dict[str, Any], by_prompt: list[Snapshot]) -> list[str]:
+    """Return the figures of each category, if there are two or more."""
+    prompts = result["prompts"]
+    names = [prompt["category"] for prompt in prompts]
+    if len(set(names)) < 2:
+        return []
+    found = by_category(names, by_prompt, [prompt["tokens"] for prompt in prompts])
+    lines = [
+        "by category; accepted and rank 2 are of position 1",
+        f"{'category':<15}{'prompts':>7}{'tokens':>8}{'accepted % (95 %)':>19}{'rank 2':>7}"
+        f"{'length (95 %)':>18}{'cov.':>6}",
+    ]
+    for category in found[:MOST_CATEGORIES]:
+        name = "-" if category.name is None else printable(category.name)
+        lines.append(
+            f"{name if len(name) < 15 else name[:11] + '...':<15}"
+            f"{_count(category.prompts, 6):>7}{_count(category.tokens, 7):>8}"
+            f"{_percent_interval(category.acceptance):>19}{_percent(category.rank2):>7}"
+            f"{_within(category.acceptance_length, 17):>18}{_share_of_tokens(category.coverage):>6}"
+        )
+    more = len(found) - MOST_CATEGORIES
+    if more > 0:
+        lines.append(f"  and {more:,} more, each with no more prompts than these")
+    lines.append(_legend("length: mean acceptance length; cov.: drafted per generated token."))
+    return ["\n".join(lines)]
 
 
 # ---- totals
@@ -240,6 +291,11 @@ def _remarks(result: dict[str, Any]) -> list[str]:
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
             f"{result['total']['near_ties']:,}, may fall either way"
+        )
+    if result["model"].get("chat_template") and not result["settings"].get("chat_prompts"):
+        remarks.append(
+            "the prompts were continued as plain text; this model has a chat template, and --chat "
+            "makes each a user's message"
         )
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
@@ -319,6 +375,21 @@ def _with_interval(estimate: Estimate) -> str:
     if estimate is None:
         return "-"
     return f"{estimate.value:.2f} ({estimate.lo:.2f} to {estimate.hi:.2f})"
+
+
+def _within(estimate: Estimate, width: int) -> str:
+    """Return an estimate and its interval with as many digits as fit."""
+    if estimate is None:
+        return "-"
+    for digits in (2, 1, 0):
+        text = "{0:.{3}f} ({1:.{3}f}-{2:.{3}f})".format(*estimate, digits)
+        if len(text) <= width:
+            break
+    return text
+
+
+def _share_of_tokens(estimate: Estimate) -> str:
+    return "-" if estimate is None else f"{estimate.value:.2f}"[:5].rstrip(".")
 
 
 def _gain(estimate: Estimate) -> str:

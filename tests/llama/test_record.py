@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from mtpstats.policy import Chain
 from mtpstats.prompts import builtin
 from mtpstats.result import sha256
 from mtpstats.run import builtin_model
-from mtpstats.trace import Trace
+from mtpstats.trace import UNKNOWN, Trace
 
 TEXTS = [prompt.text for prompt in builtin()][:6]
 ARGS = ("-n", "24", "-t", "1", "--no-cost", "--depth", "4")
@@ -250,6 +251,34 @@ def test_costs_are_measured_first_and_can_be_shared(tmp_path: Path) -> None:
         == 0
     )
     assert Trace.load(path).header["cost"] == header["cost"]
+
+
+def test_a_head_of_its_own_file(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    models = ("-m", tiny("gemma4", f32=True), "-md", tiny("gemma4-assistant", f32=True))
+    done = record(*models, "-p", "the time of", "-n", "12", "-t", "1", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert b"head follows" not in done.stdout
+    trace = Trace.load(path)
+    assert trace.header["head"]["kind"] == "shared"
+    assert trace.header["model"]["draft_model"]["sha256"]
+    assert Costs.from_dict(trace.header["cost"]).follow is None
+    assert (trace.prompts[0].rank[:13, 0] != UNKNOWN).all()
+
+
+def test_small_batches_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    args = ("-p", "import", "-n", "6", "-t", "1", "-b", "12", "-ub", "10", "--depth", "16")
+    done = record(*args, "-o", path)
+    assert done.returncode == 0, done.stderr
+    trace = Trace.load(path)
+    assert Costs.from_dict(trace.header["cost"]).verify.last == 12
+    other = tmp_path / "y.trace"
+    assert record(*args[:6], "--depth", "16", "--no-cost", "-o", other).returncode == 0
+    one, two = trace.prompts[0], Trace.load(other).prompts[0]
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    # F16 weights: batch shape moves probabilities by as much.
+    np.testing.assert_allclose(one.p_min_p[:, 0], two.p_min_p[:, 0], atol=0.02)
 
 
 def test_an_abort_of_llama_cpp_says_what_is_kept(prompts: Path, tmp_path: Path) -> None:

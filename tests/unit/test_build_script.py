@@ -224,6 +224,15 @@ def test_the_key_follows_contents_and_flags_and_nothing_else(box: Sandbox, tree:
     assert key() != first
 
 
+@pytest.mark.parametrize(
+    "place", [".", "vendor/llama.cpp", "a", "a/vendor/llama.cpp", "a/llama.cpp"]
+)
+def test_llama_cpp_is_found_in_a_checkout_or_a_package(box: Sandbox, place: str) -> None:
+    source = box.top / "source"
+    tree = write_tree(source / place)
+    assert box.plan("--backend", "cpu", "--source", "source")["source"] == str(tree.resolve())
+
+
 # ---- a whole build
 
 
@@ -233,6 +242,9 @@ def test_a_build_from_archive_to_manifest(box: Sandbox, tree: Path) -> None:
     args = ("--backend", "cpu", "--tools", "--rpc", "--source", "fork-7.tar.gz")
     done = box.run(*args)
     assert done.returncode == 0, done.stderr
+    assert re.findall("has no (.*): mtpstats cannot drive", done.stderr) == [
+        "llama_model_n_layer_nextn", "load_mtp",
+    ]  # fmt: skip
     prefix = Path(done.stdout.strip())
     assert box.installed() == [prefix]
     assert box.leftovers() == []
@@ -279,6 +291,18 @@ def test_a_build_from_archive_to_manifest(box: Sandbox, tree: Path) -> None:
         f"lib/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in real
     }
     assert manifest["library"].startswith("lib/libllama.")
+
+    # llama.cpp's chat templates come along, also to a build of before they did.
+    templates = prefix / "share" / "templates"
+    assert [p.name for p in templates.iterdir()] == ["a.jinja"]
+    shutil.rmtree(prefix / "share")
+    added = box.run(*args)
+    assert (added.returncode, added.stdout) == (0, f"{prefix}\n"), added.stderr
+    assert "adding" in added.stderr
+    assert "compiling" not in added.stderr
+    assert (templates / "a.jinja").read_text() == "{{ messages }}"
+    assert json.loads((prefix / "abi.json").read_text()) == manifest
+    assert box.leftovers() == []
 
     # Moved elsewhere, tools still find the libraries, and these each other.
     moved = box.top / "elsewhere"

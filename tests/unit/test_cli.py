@@ -285,6 +285,55 @@ def test_built_in_prompts_without_any(bench):
     assert bench[-1][1] == builtin()
 
 
+def test_prompts_by_field_from_a_directory_and_the_suite(bench, tmp_path):
+    from mtpstats.prompts import suite
+
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "maths.csv").write_text("question,kind\nwhy?,x\n")
+    settings_of(
+        bench,
+        *["--prompts", str(tmp_path / "p"), "--prompt-field", "question"],
+        *["--category-field", "kind", "--suite"],
+    )
+    first, *others = bench[-1][1]
+    assert (first.text, first.category) == ("why?", "x")
+    assert others == suite()
+
+
+def test_selection(bench, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    plain = settings_of(bench).selection
+    assert (plain.chat, plain.template, plain.template_kwargs) == (None, None, {})
+    assert (plain.limit, plain.min_tokens, plain.max_tokens, plain.shuffled) == (
+        None,
+        0,
+        None,
+        False,
+    )
+    found = settings_of(
+        bench,
+        *["--chat", "--chat-template", str(tmp_path / "t.jinja"), "--limit", "7"],
+        *["--chat-template-kwargs", '{"enable_thinking": false}'],
+        *["--min-tokens", "5", "--max-tokens", "9", "--shuffle"],
+    ).selection
+    assert found.chat is True
+    assert found.template == "{{ messages }}"
+    assert found.template_name == str(tmp_path / "t.jinja")
+    assert found.template_kwargs == {"enable_thinking": False}
+    assert (found.limit, found.min_tokens, found.max_tokens, found.shuffled) == (7, 5, 9, True)
+    assert settings_of(bench, "--no-chat").selection.chat is False
+
+
+def test_shuffle_is_by_the_seed_also_by_a_random_one(bench):
+    from mtpstats.prompts import builtin, shuffled
+
+    settings_of(bench, "--shuffle")
+    assert bench[-1][1] == shuffled(builtin(), 0)
+    seed = settings_of(bench, "--shuffle", "-s", "-1").sampling.seed
+    assert seed >= 0
+    assert bench[-1][1] == shuffled(builtin(), seed)
+
+
 # ---- errors: one plain line, the right exit code
 
 
@@ -303,6 +352,13 @@ def test_built_in_prompts_without_any(bench):
         (["bench", "-fa", "maybe"], ["maybe", "on"]),
         (["bench", "-ctk", "q9_9"], ["q9_9", "q8_0"]),
         (["bench", "-ngl", "9999999999"], ["9999999999"]),
+        (["bench", "--limit", "0"], ["0", "range"]),
+        (["bench", "--min-tokens", "3", "--max-tokens", "2"], ["--max-tokens", "--min-tokens"]),
+        (["bench", "--chat-template", "no/such.jinja"], ["no/such.jinja", "No such file"]),
+        (["bench", "--no-chat", "--chat-template", "x"], ["--no-chat", "--chat-template"]),
+        (["bench", "--chat-template-kwargs", "{"], ["JSON object"]),
+        (["bench", "--chat-template-kwargs", "[1]"], ["JSON object"]),
+        (["bench", "--prompts", "no/such"], ["no/such", "No such file"]),
         (["bench", "-ngl", "some"], ["some"]),
         (["bench", "-b", "0"], ["0"]),
         (["bench", "-np", "0"], ["-np", "1 to 256"]),

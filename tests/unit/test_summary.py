@@ -11,7 +11,13 @@ import pytest
 from mtpstats.errors import InputError
 from mtpstats.intervals import wilson
 from mtpstats.stats import Collector, Snapshot, repeated_4grams
-from mtpstats.summary import Summary, deeper_or_wider, expected_length, summarise
+from mtpstats.summary import (
+    Summary,
+    by_category,
+    deeper_or_wider,
+    expected_length,
+    summarise,
+)
 
 
 def counted(
@@ -250,3 +256,34 @@ def test_summary_of_a_live_run() -> None:
     assert value(found.acceptance) == 0.6
     assert value(found.positions[0].widening) == 0.4
     assert value(found.positions[0].p1) == pytest.approx(0.6439, abs=1e-4)
+
+
+def test_categories_are_summed_apart_and_the_largest_comes_first() -> None:
+    parts = [
+        counted(10, (10, 10, 8, 1, 0), (10, 8, 4, 2, 0)),
+        counted(30, (30, 30, 15, 9, 0), (20, 15, 6, 3, 0)),
+        counted(10, (10, 10, 6, 3, 0), (8, 6, 3, 1, 0)),
+        counted(4, (0, 0, 0, 0, 0)),
+    ]
+    first, second, third = by_category(["b", "a", "b", None], parts, [22, 51, 19, 4])
+    assert (first.name, first.prompts, first.tokens) == ("b", 2, 41)
+    assert value(first.acceptance) == 14 / 20
+    assert value(first.rank2) == 4 / 20
+    assert value(first.acceptance_length) == 1 + (12 + 9) / 20
+    assert value(first.coverage) == (20 + 18) / 41
+    # With two prompts that differ the interval lies between what they have each.
+    assert first.acceptance is not None
+    assert (first.acceptance.lo, first.acceptance.hi) == pytest.approx((0.6, 0.8))
+    assert (second.name, second.prompts) == ("a", 1)
+    assert second.acceptance == wilson(15, 30)
+    assert (third.name, third.acceptance, third.rank2) == (None, None, None)
+
+
+def test_one_category_is_the_run() -> None:
+    parts = [counted(10, (10, 10, 8, 1, 0)), counted(30, (30, 30, 15, 9, 0))]
+    (only,) = by_category(["x", "x"], parts, [18, 45])
+    run = summarise(Snapshot.merge(*parts), parts, [18, 45])
+    assert only.acceptance == run.positions[0].acceptance
+    assert only.rank2 == run.positions[0].rank2
+    assert only.acceptance_length == run.acceptance_length
+    assert only.coverage == run.coverage
