@@ -27,7 +27,7 @@ from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
 from mtpstats.origin import measured
 from mtpstats.policy import Chain, Tree
 from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, label
-from mtpstats.replay import Totals, totals
+from mtpstats.replay import Totals, replay, totals
 from mtpstats.run import LlamaEngine
 from mtpstats.trace import Trace, TracedPrompt
 
@@ -103,7 +103,9 @@ class Checked:
     same: int
     """Prompts of which the first run drafted and accepted exactly what the replay says."""
     different: tuple[str, ...]
-    """The others; near ties may fall either way."""
+    """The others."""
+    unexplained: tuple[str, ...] = ()
+    """Of them, those without a near tie, which may fall either way."""
     server: Figure | None = None
     """Tokens/s by llama-server's own timings."""
     server_drafted: int | None = None
@@ -265,8 +267,8 @@ def run(
     costs = costs if costs is not None else merged(found)
     pricer = Pricer(costs, len(trace.prompts), seed=seed)
     checked = [
-        _checked(trace, policy, pricer.price(policy, replay).rate, replay, one)
-        for policy, replay, one in zip(policies, replayed, taken, strict=True)
+        _checked(trace, policy, pricer.price(policy, did).rate, did, one)
+        for policy, did, one in zip(policies, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
 
@@ -373,20 +375,22 @@ def _keep(taken: Taken, got: Generation) -> None:
 
 
 def _checked(
-    trace: Trace, policy: Runnable, predicted: Figure, replay: Totals, taken: Taken
+    trace: Trace, policy: Runnable, predicted: Figure, done: Totals, taken: Taken
 ) -> Checked:
     different = [
-        prompt.id
-        for i, prompt in enumerate(trace.prompts)
-        if (replay.tokens[i], replay.drafted[i], replay.accepted[i])
+        i
+        for i in range(len(trace.prompts))
+        if (done.tokens[i], done.drafted[i], done.accepted[i])
         != (taken.tokens[0][i], taken.drafted[0][i], taken.accepted[0][i])
     ]
+    replays = replay(trace.select(different), policy).prompts
     return Checked(
         policy=policy,
         predicted=predicted,
         measured=taken.speed(),
         same=len(trace.prompts) - len(different),
-        different=tuple(different),
+        different=tuple(one.id for one in replays),
+        unexplained=tuple(one.id for one in replays if one.near_tie is None),
     )
 
 
@@ -447,6 +451,7 @@ def _entry(checked: Checked) -> dict[str, Any]:
         "error": checked.error,
         "prompts_as_replayed": checked.same,
         "prompts_different": list(checked.different),
+        "prompts_different_without_near_tie": list(checked.unexplained),
         "llama_server": server,
         "flags": flags_of(policy),
     }

@@ -69,12 +69,14 @@ def _server_row(checked: Checked) -> str:
 def _notes(validation: Validation) -> list[str]:
     busy = restless(validation.costs)
     notes = [] if busy is None else [busy]
-    different = sorted({name for checked in validation.policies for name in checked.different})
+    texts = len(validation.policies) * validation.n_prompts
+    different = sum(len(checked.different) for checked in validation.policies)
     if different:
-        names = ", ".join(map(printable, different[:3])) + (", ..." if len(different) > 3 else "")
+        unexplained = sorted({one for c in validation.policies for one in c.unexplained})
+        names = ", ".join(map(printable, unexplained[:3])) + (", ..." * (len(unexplained) > 3))
         notes.append(
-            f"{len(different)} of {validation.n_prompts} prompts ({names}) drafted or accepted "
-            "otherwise than replayed, for some policy: near ties fall either way"
+            f"{different} of {texts} texts drafted or accepted otherwise than replayed, "
+            + (f"some without a near tie: {names}" if unexplained else "all after near ties")
         )
     return notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,16 @@ def test_drafts_that_are_not_as_replayed_are_named() -> None:
     found = validate.run(TRACE, POLICIES, Engine(odd=(2, 0)), costs=COSTS, repeats=1)
     assert [checked.different for checked in found.policies] == [(), (), ("a",)]
     assert found.policies[2].same == 2
-    assert "1 of 3 prompts (a) drafted or accepted otherwise" in " ".join(
-        report.render(found).split()
+    # In this text nothing was close.
+    assert found.policies[2].unexplained == ("a",)
+    shown = " ".join(report.render(found).split())
+    assert (
+        "1 of 9 texts drafted or accepted otherwise than replayed, some without a near tie: a"
+        in (shown)
+    )
+    explained = replace(found, policies=(replace(found.policies[2], unexplained=()),))
+    assert "1 of 3 texts drafted or accepted otherwise than replayed, all after near ties" in (
+        " ".join(report.render(explained).split())
     )
 
 
