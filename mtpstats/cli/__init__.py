@@ -27,6 +27,8 @@ COMMANDS = {
     "merge": "Add up the results of a run that was split by prompts.",
     "import": "Make a result of what a llama-server logged or counted.",
     "replay": "Say from a trace what drafting policies would have done.",
+    "plan": "Predict the speed of every drafting policy, and recommend one.",
+    "validate": "Run the fastest policies for real, predicted beside measured.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -40,6 +42,8 @@ Examples:
   mtpstats record -m model.gguf -o run.trace
                                            record once ...
   mtpstats replay run.trace                ... what other drafts would have done
+  mtpstats plan run.trace                  ... how fast each would be: what to use
+  mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """
 
