@@ -29,7 +29,7 @@ from mtpstats.errors import InputError
 from mtpstats.text import printable
 
 SCHEMA: Final = "mtpstats.cost/1"
-CURVES: Final = ("verify", "follow", "draft")
+CURVES: Final = ("verify", "follow", "draft", "plain")
 OTHERS: Final = ("other_verification", "other_draft", "other_token", "other_plain")
 FACTS: Final = ("environment", "model", "settings", "check", "comment")
 
@@ -99,6 +99,16 @@ class Curve:
         """Return the curve through the means."""
         return Curve({rows: replace(p, median=p.mean) for rows, p in self.points.items()})
 
+    def scaled(self, factor: float) -> Curve:
+        """Return a curve of so many times the seconds."""
+
+        def times(p: Point) -> Point:
+            return Point(
+                factor * p.median, factor * p.low, factor * p.high, factor * p.mean, p.samples
+            )
+
+        return Curve({rows: times(point) for rows, point in self.points.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, to the nanosecond."""
         return {
@@ -117,14 +127,16 @@ class Costs:
     A verification of L drafted tokens takes ``verify(1 + L)`` in the target, ``follow(1 + L)`` in
     the head, which reads the same tokens, and ``other_verification``; each step of the head over
     ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. Without
-    drafting a token takes ``verify(1)``, ``other_plain`` and ``other_token``. All in seconds.
-    ``follow`` None: nothing, as for a head that reads the target's cells, or in a file that counts
-    it in ``verify``.
+    drafting a token takes ``plain(1)``, ``other_plain`` and ``other_token``: a target that keeps no
+    hidden rows and no snapshots for a head is quicker. All in seconds. ``plain`` None: ``verify``
+    stands in for it. ``follow`` None: nothing, as for a head that reads the target's cells, or in
+    a file that counts it in ``verify``.
     """
 
     verify: Curve
     draft: Curve
     follow: Curve | None = None
+    plain: Curve | None = None
     other_verification: float = 0.0
     other_draft: float = 0.0
     other_token: float = 0.0
@@ -157,9 +169,9 @@ class Costs:
         total: Floats = passes @ a_pass + steps @ a_step + self.other_token * np.asarray(tokens)
         return total
 
-    def plain(self, tokens: npt.ArrayLike) -> Floats:
+    def without(self, tokens: npt.ArrayLike) -> Floats:
         """Return what generating these numbers of tokens takes without drafting."""
-        each = float(self.verify(1)) + self.other_plain + self.other_token
+        each = float((self.plain or self.verify)(1)) + self.other_plain + self.other_token
         seconds: Floats = each * np.asarray(tokens, np.float64)
         return seconds
 
@@ -187,9 +199,31 @@ class Costs:
                 off[name] += abs(math.log(one[name] / one["measured"]))
         return self.averaged() if off["by_means"] < off["by_medians"] else self
 
+    def calibrated(self) -> Costs:
+        """Return the costs that fit, scaled to what the real runs of ``check`` took in all.
+
+        Medians leave hiccups out that real runs have, and few samples are rarely right in all.
+        """
+        fitted, check = self.fitting(), self.facts.get("check", {})
+        by = "by_medians" if fitted is self else "by_means"
+
+        def factor(plain: bool) -> float:
+            runs = [run for n_max, run in check.items() if (n_max == "0") == plain]
+            return (
+                sum(run["measured"] for run in runs) / sum(run[by] for run in runs) if runs else 1
+            )
+
+        drafting, alone = factor(False), factor(True)
+        others = {name: getattr(fitted, name) * drafting for name in OTHERS}
+        others["other_plain"] = fitted.other_plain * alone
+        scaled = fitted._with_curves(lambda curve: curve.scaled(drafting))
+        plain = None if fitted.plain is None else fitted.plain.scaled(alone)
+        return replace(scaled, plain=plain, **others)
+
     def _with_curves(self, change: Callable[[Curve], Curve]) -> Costs:
-        follow = None if self.follow is None else change(self.follow)
-        return replace(self, verify=change(self.verify), draft=change(self.draft), follow=follow)
+        follow, plain = (one and change(one) for one in (self.follow, self.plain))
+        verify, draft = change(self.verify), change(self.draft)
+        return replace(self, verify=verify, draft=draft, follow=follow, plain=plain)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -244,6 +278,7 @@ class Costs:
             curves["verify"],
             curves["draft"],
             curves.get("follow"),
+            curves.get("plain"),
             others["other_verification"],
             others["other_draft"],
             others["other_token"],

@@ -35,6 +35,8 @@ LEAST, MOST = 5, 25  # samples of each
 SECONDS, MOST_SECONDS = 5.0, 15.0
 """What measuring takes, unless ``LEAST`` samples of each take longer; where they would take more
 than the second, fewer rows are measured."""
+SPAN = 3 * MOST_ROWS
+"""Tokens that a text grows by at least until it is begun anew."""
 QUICK = 0.02  # seconds; a slower round is made once only
 ROUNDS = 6  # of a real run at each draft length, each time through
 
@@ -49,24 +51,36 @@ class _Samples:
     first_step: list[float] = field(default_factory=list)
     between_steps: list[float] = field(default_factory=list)
     token: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
     runs: dict[int, list[Generation]] = field(default_factory=dict)
 
 
 class _Rig:
-    """A driver whose memories hold the first ``n_past`` tokens of a text, and its rounds."""
+    """A driver whose memories hold about ``n_past`` tokens of a text, and its rounds."""
 
-    def __init__(self, driver: Speculator, text: Sequence[int], n_past: int) -> None:
+    def __init__(
+        self, driver: Speculator, text: Sequence[int], n_past: int, plain: Speculator | None
+    ) -> None:
         assert driver._head is not None
         self.driver, self.head, self.target = driver, driver._head, driver._target
-        self._text, self._n_past = list(text), n_past
+        self.plain = plain
+        self._text = list(text)
+        # A pass takes longer in a longer text: stay near the length that was asked for.
+        span = max(SPAN, n_past // 4)
+        self._first = max(1, n_past - span // 2)
+        self._end = min(self._first + span, driver.n_ctx, len(self._text))
         self._slot: _Text | None = None
+        self._plain_slot: _Text | None = None
 
     def slot(self, room: int) -> _Text:
-        """Return the text in the making; begun anew where ``room`` more tokens do not fit."""
-        slot = self._slot
-        if slot is None or slot.n_past + room >= min(self.driver.n_ctx, len(self._text)):
-            slot = self._slot = _Text(0, 0, self.driver._row_bytes, -1)
-            self.driver._begin(slot, self._text[: self._n_past + 1])
+        """Return the text in the making; begun anew where it would become too long."""
+        self._slot = self._ready(self.driver, self._slot, room)
+        return self._slot
+
+    def _ready(self, driver: Speculator, slot: _Text | None, room: int) -> _Text:
+        if slot is None or slot.n_past + room >= self._end:
+            slot = _Text(0, 0, driver._row_bytes, -1)
+            driver._begin(slot, self._text[: self._first + 1])
         return slot
 
     def round(self, rows: int, samples: _Samples) -> float:
@@ -161,12 +175,27 @@ class _Rig:
             head.n_max = most
         samples.runs.setdefault(n_max, []).append(slot.result)
 
+    def run_plain(self, samples: _Samples) -> None:
+        """Let the driver without a head go on for some rounds."""
+        driver = self.plain
+        assert driver is not None
+        slot = self._plain_slot = self._ready(driver, self._plain_slot, ROUNDS + 2)
+        slot.result = Generation()
+        for _ in range(ROUNDS):
+            ended = driver._round([slot], None)
+            samples.plain.append(driver._target_ns * 1e-9)
+            if ended:
+                self._plain_slot = None
+                break
+        samples.runs.setdefault(0, []).append(slot.result)
+
 
 def measure(
     driver: Speculator,
     text: Sequence[int],
     n_past: int,
     *,
+    plain: Speculator | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     seconds: float = SECONDS,
 ) -> Costs:
@@ -176,6 +205,7 @@ def measure(
         text: tokens of real text, since experts are chosen by what they read; repeated as often as
             the context holds it.
         n_past: tokens in the context while it is measured.
+        plain: a driver without a head, for what a token takes without drafting.
         seconds: time to spend, unless ``LEAST`` samples of each take longer.
 
     Raises:
@@ -187,7 +217,7 @@ def measure(
             f"a context of {driver.n_ctx} is too short to measure costs in: raise --ctx-size"
         )
     n_past = max(1, min(n_past, room))
-    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past)
+    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past, plain)
     tell = on_progress or (lambda _: None)
     order = random.Random(0)
     # The first time through touches everything and tells about how long one takes.
@@ -225,7 +255,10 @@ def _sweep(
     for what, n in tasks:
         if what == "run":
             rig.drafting(samples)
-            rig.run(n, samples)
+            if n or rig.plain is None:
+                rig.run(n, samples)
+            else:
+                rig.run_plain(samples)
             continue
         for into in [unused] * (repeats - 1) + [samples]:
             if what == "verify":
@@ -249,6 +282,7 @@ def _costs(driver: Speculator, samples: _Samples, n_past: int) -> Costs:
         curve(samples.verify),
         curve(samples.draft),
         None if driver._head is None or driver._head.kind == "shared" else curve(samples.follow),
+        curve({1: samples.plain}) if samples.plain else None,
         other_draft=step,
         other_token=token,
         n_past=n_past,
@@ -275,11 +309,16 @@ def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
         rows = np.bincount(passes)
         widths = [0, sum(passes) - len(passes)]
         tokens = sum(len(run.tokens) for run in runs)
-        if n_max:
+        if n_max or found.plain is not None:
+            by = {"by_medians": found, "by_means": found.averaged()}
             check[str(n_max)] = {
                 "measured": sum(run.seconds.generation for run in runs),
-                "by_medians": float(found.seconds(rows, widths, tokens)),
-                "by_means": float(found.averaged().seconds(rows, widths, tokens)),
+                **{
+                    name: float(
+                        costs.seconds(rows, widths, tokens) if n_max else costs.without(tokens)
+                    )
+                    for name, costs in by.items()
+                },
             }
     return {
         "other_verification": found.other_verification,

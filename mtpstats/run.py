@@ -250,8 +250,11 @@ class LlamaEngine:
         """See :class:`Engine`."""
         from mtpstats.measure import MOST_ROWS, measure
 
-        with self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver:
-            return measure(driver, text, n_past, on_progress=tell)
+        with (
+            self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver,
+            self.driver(None, n_ctx, None) as plain,
+        ):
+            return measure(driver, text, n_past, plain=plain, on_progress=tell)
 
     def close(self) -> None:
         """See :class:`Engine`."""

@@ -496,6 +496,95 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True)
+class TraceModel:
+    """The files of a trace's model, where something is to be run."""
+
+    HEADING = "Model"
+
+    model: Path | None = _option(
+        "-m",
+        "--model",
+        type=values.file(),
+        metavar="FILE",
+        help="The model the trace was recorded with, where something is run.  [default: the "
+        "built-in one, if the trace is of it]",
+    )
+    draft_model: Path | None = _option(
+        "-md",
+        "--spec-draft-model",
+        "--model-draft",
+        type=values.file(),
+        metavar="FILE",
+        help="The file with its head, if that was one of its own.  [default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What passes and steps cost."""
+
+    HEADING = "Costs"
+
+    cost: Path | None = _option(
+        "--cost",
+        type=values.file(),
+        metavar="FILE",
+        help="A cost file: another machine's, or one written by hand.  [default: the trace's own "
+        "costs; measured now if it has none]",
+    )
+    measure: bool = _option(
+        "--measure",
+        is_flag=True,
+        help="Measure the costs now, with the trace's model and settings.",
+    )
+    save_cost: Path | None = _option(
+        "--save-cost",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the costs that were used here, to be read by --cost.  [default: nowhere]",
+    )
+
+
+@dataclass(frozen=True)
+class ValidateOptions:
+    """What is run for real."""
+
+    HEADING = "Run"
+
+    top: int = _option(
+        "--top",
+        type=values.whole(1, 160),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Run the K chains that are predicted fastest, beside llama.cpp's defaults and no "
+        "drafting. Each has contexts of its own.",
+    )
+    repeat: int = _option(
+        "--repeat",
+        type=values.whole(1, 1000),
+        default=3,
+        show_default=True,
+        metavar="R",
+        help="Run each policy R times on each prompt; of each prompt the median counts.",
+    )
+    n_prompts: int | None = _option(
+        "--n-prompts",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Run N of the trace's prompts, evenly spread.  [default: all]",
+    )
+    server: Path | None = _option(
+        "--server",
+        type=values.file(),
+        metavar="PATH",
+        help="Also run them through this llama-server, started and stopped for each policy, on "
+        "127.0.0.1.  [default: none]",
+    )
+
+
+@dataclass(frozen=True)
 class OutputOptions:
     """Where results go."""
 
@@ -521,6 +610,64 @@ class JsonOption:
 
     HEADING = "Output"
 
+    json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What a comparison must not show."""
+
+    HEADING = "Check"
+
+    fail_if_worse: float | None = _option(
+        "--fail-if-worse",
+        type=values.share,
+        default=None,
+        metavar="PERCENT",
+        help="End with exit code 3 if a result is worse than the first by more than this, beyond "
+        "chance.  [default: no check]",
+    )
+    fail_on: tuple[str, ...] = _option(
+        "--fail-on",
+        type=click.Choice(["length", "acceptance", "speed"]),
+        multiple=True,
+        default=("length",),
+        help="Which figure is checked: mean acceptance length, accepted of drafted, tokens/s. "
+        "Repeatable.  [default: length]",
+    )
+
+
+@dataclass(frozen=True)
+class ReportForm:
+    """How a result is shown."""
+
+    HEADING = "Output (one form; text if none is asked for)"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown.")
+    csv: bool = _option("--csv", is_flag=True, help="Print every figure as a line of CSV.")
+    json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
+    html: Path | None = _option(
+        "--html",
+        type=values.file(),
+        metavar="FILE",
+        help="Write one self-contained page with figures.  [default: none]",
+    )
+    plot: Path | None = _option(
+        "--plot",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
+        "[default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class ComparisonForm:
+    """How a comparison is printed."""
+
+    HEADING = "Output"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown instead of text.")
     json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,11 @@ def test_what_a_run_takes() -> None:
     widths = [[9, 3, 1], [7, 0, 0]]  # no step has 0 rows, so these take nothing
     first = 4 * (10 + 1 + 0.5) + 2 * (14 + 5 + 0.5) + 3 * (2 + 0.25) + (5 + 0.25) + 0.125 * 8
     assert costs.seconds(rows, widths, [8, 2]).tolist() == [first, 12 + 3 + 0.5 + 0.125 * 2]
-    assert costs.plain([8, 0]).tolist() == [8 * (10 + 0.0625 + 0.125), 0]
+    assert costs.without([8, 0]).tolist() == [8 * (10 + 0.0625 + 0.125), 0]
+    # A target without a head, where that was measured.
+    alone = replace(costs, plain=Curve({1: Point.of([6, 7, 11])}))
+    assert alone.without([8, 0]).tolist() == [8 * (7 + 0.0625 + 0.125), 0]
+    assert alone.averaged().without([8]).tolist() == [8 * (8 + 0.0625 + 0.125)]
 
 
 def test_a_point_is_median_quartiles_and_mean_of_its_samples() -> None:
@@ -91,6 +96,28 @@ def test_the_statistic_that_explains_real_runs_is_taken() -> None:
     # Half of it is as wrong as twice of it, and a tie goes to the median.
     assert costs(2.0, 8.0).fitting().verify(1) == 1
     assert Costs.from_dict(HAND).fitting().verify(1) == 0.030
+
+
+def test_costs_are_scaled_to_real_runs() -> None:
+    check = {
+        "0": {"measured": 3.0, "by_medians": 2.0, "by_means": 8.0},
+        "1": {"measured": 5.0, "by_medians": 5.0, "by_means": 9.0},
+        "4": {"measured": 7.0, "by_medians": 5.0, "by_means": 9.0},
+    }
+    costs = Costs(
+        verify=Curve({1: Point(10.0, 5.0, 15.0, 20.0, 7)}),
+        draft=Curve({1: at(5)}),
+        plain=Curve({1: at(8)}),
+        other_plain=2.0,
+        other_token=1.0,
+        facts={"check": check},
+    )
+    # Drafting took 12 s where medians make 10, plain decoding 3 where they make 2.
+    found = costs.calibrated()
+    assert found.verify.points[1] == Point(12.0, 6.0, 18.0, 24.0, 7)
+    assert (found.draft(1), found.other_token) == (6, 1.2)
+    assert (found.plain and found.plain(1), found.other_plain) == (12, 3)
+    assert replace(costs, facts={}).calibrated().verify(1) == 10
 
 
 def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
