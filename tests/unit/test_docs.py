@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mtpstats import cli
+from mtpstats import Snapshot, cli
+from mtpstats.export import PrometheusMetrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -44,6 +45,15 @@ def test_commands_exist_and_take_their_options(page):
 def test_there_are_commands_to_look_at():
     found = [name for page in PAGES for name, *_ in commands(page.read_text())]
     assert {"bench", "report", "compare", "merge", "import", "info"} <= set(found)
+
+
+def test_every_counter_and_figure_is_described():
+    files = (ROOT / "docs" / "files.md").read_text()
+    for name in Snapshot().to_dict():
+        assert f"`{name}`" in files
+    attaching = (ROOT / "docs" / "attaching.md").read_text()
+    for family in PrometheusMetrics().collect():
+        assert f"`{family.name}_total`" in attaching
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
