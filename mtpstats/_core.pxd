@@ -25,6 +25,8 @@ cdef extern from "_kernel.h" nogil:
     double mtp_log(double x)
     double mtp_lse_top(const mtp_row *r)
     void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, int with_lse)
+    double mtp_overlap(const char *a, double a_lse, const char *b, double b_lse, int64_t n,
+                       int clean)
 
 
 cdef extern from "_stop.h" nogil:

@@ -244,10 +244,10 @@ def limits(
 
 def reach(trace: Trace) -> int:
     """Return how deep a draft can be that the trace answers for."""
-    return min(trace.depth, _heads(trace))
+    return min(trace.depth, heads(trace))
 
 
-def _heads(trace: Trace) -> int:
+def heads(trace: Trace) -> int:
     """Return how deep this model can draft."""
     head = trace.header["head"]
     return int(head["blocks"]) if head["kind"] == "chain" else MAX_DEPTH
@@ -255,7 +255,7 @@ def _heads(trace: Trace) -> int:
 
 def _depth(trace: Trace, policy: AnyPolicy, n_max: int) -> int:
     """Return a chain's length on this model, checked against the trace."""
-    n_max = min(n_max, _heads(trace))
+    n_max = min(n_max, heads(trace))
     if n_max > trace.depth:
         raise InputError(
             f"{policy} drafts {n_max} deep, the trace holds {trace.depth}: record with --depth "

@@ -210,19 +210,24 @@ def _compact(value: Any) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the result in a file; ``InputError`` names the key that is not as it should be."""
+    result = read_json(path, "result of mtpstats")
+    validate(result, printable(str(path)))
+    return result  # type: ignore[no-any-return]
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Return what a JSON file holds; ``InputError`` says that it is not a ``what``, and why."""
     where = printable(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{where}: not a result of mtpstats: not UTF-8") from None
+        raise InputError(f"{where}: not a {what}: not UTF-8") from None
     try:
-        result = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not a result of mtpstats: {printable(str(error))}") from None
-    validate(result, where)
-    return result  # type: ignore[no-any-return]
+        raise InputError(f"{where}: not a {what}: {printable(str(error))}") from None
 
 
 def _refuse_constant(name: str) -> None:

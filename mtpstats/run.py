@@ -27,6 +27,7 @@ from mtpstats.stats import Collector, Snapshot
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
+    from mtpstats.cost import Costs
     from mtpstats.llama import Model
 
 __all__ = [
@@ -120,9 +121,26 @@ class Engine(Protocol):
         """Return the model's chat template, without source if it carries none."""
 
     def driver(
-        self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
+        self,
+        draft: DraftSettings | None,
+        n_ctx: int,
+        collector: Collector | None,
+        **options: Any,
     ) -> Driver:
-        """Return a driver with contexts of its own; no ``draft``: plain decoding."""
+        """Return a driver with contexts of its own; no ``draft``: plain decoding.
+
+        ``options`` are ``Speculator``'s, for recording and measuring.
+        """
+
+    def costs(
+        self,
+        n_max: int,
+        n_ctx: int,
+        text: Sequence[int],
+        n_past: int,
+        tell: Callable[[Progress], None],
+    ) -> Costs:
+        """Measure what the passes and steps of drafts up to ``n_max`` take; see ``measure``."""
 
     def close(self) -> None:
         """Free the model."""
@@ -194,7 +212,11 @@ class LlamaEngine:
         return describe.chat_template(self._model)
 
     def driver(
-        self, draft: DraftSettings | None, n_ctx: int, collector: Collector | None
+        self,
+        draft: DraftSettings | None,
+        n_ctx: int,
+        collector: Collector | None,
+        **options: Any,
     ) -> Speculator:
         """See :class:`Engine`."""
         settings = self._settings
@@ -214,7 +236,25 @@ class LlamaEngine:
             type_v=settings.type_v,
             compat_counts=settings.compat_counts,
             collector=collector,
+            **options,
         )
+
+    def costs(
+        self,
+        n_max: int,
+        n_ctx: int,
+        text: Sequence[int],
+        n_past: int,
+        tell: Callable[[Progress], None],
+    ) -> Costs:
+        """See :class:`Engine`."""
+        from mtpstats.measure import MOST_ROWS, measure
+
+        with (
+            self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver,
+            self.driver(None, n_ctx, None) as plain,
+        ):
+            return measure(driver, text, n_past, plain=plain, on_progress=tell)
 
     def close(self) -> None:
         """See :class:`Engine`."""
@@ -264,7 +304,7 @@ def bench(
         stack.callback(loaded.close)
         prepared = prepare(loaded, prompts, settings.selection)
         prompts, tokens = prepared.prompts, prepared.tokens
-        n_ctx = _context_size(settings, loaded.n_ctx_train, tokens)
+        n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
         loop = Loop(
             settings, prompts, tokens,
             on_stats=on_stats, on_text=on_text, on_progress=on_progress,
@@ -275,7 +315,7 @@ def bench(
         if settings.baseline:
             plain = loaded.driver(None, n_ctx, None)
             stack.callback(plain.close)
-        _check_fit(prompts, tokens, drafting.n_ctx)
+        check_fit(prompts, tokens, drafting.n_ctx)
 
         result = results.make(
             loaded.environment(command),
@@ -291,7 +331,7 @@ def bench(
             tell(Progress("warming up"))
             loop.run(drafting, plain)
             if settings.hash_model:
-                _hash(result["model"], loaded, tell)
+                hash_files(result["model"], loaded, tell)
         except (KeyboardInterrupt, MtpStatsError) as stop:
             cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
             raise BenchStopped(so_far[0](), cause) from stop
@@ -306,9 +346,7 @@ def _silent(_progress: Progress) -> None:
     return
 
 
-def _context_size(
-    settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]
-) -> int:
+def context_size(settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]) -> int:
     """Return the context to ask for: as given, else what the prompts need and the model allows."""
     if settings.n_ctx is not None:
         return settings.n_ctx
@@ -320,7 +358,8 @@ def _context_size(
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
 
-def _check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+def check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+    """Raise ``InputError`` for a prompt that leaves no room in the context."""
     for prompt, ids in zip(prompts, tokens, strict=True):
         if len(ids) >= n_ctx:
             raise InputError(
@@ -355,7 +394,7 @@ def _recorded(
         "n_threads": n_threads,
         "n_threads_batch": settings.n_threads_batch or n_threads,
         "n_gpu_layers": settings.n_gpu_layers,
-        **_placed(settings.placement),
+        **placed(settings.placement),
         "rpc": list(settings.rpc),
         "flash_attn": settings.flash_attn,
         "type_k": settings.type_k,
@@ -366,7 +405,8 @@ def _recorded(
     }
 
 
-def _placed(placement: Placement) -> dict[str, Any]:
+def placed(placement: Placement) -> dict[str, Any]:
+    """Return a result's ``settings`` of devices."""
     devices = placement.devices
     return {
         "devices": list(devices) if devices is not None else None,
@@ -377,7 +417,7 @@ def _placed(placement: Placement) -> dict[str, Any]:
     }
 
 
-def _hash(model: dict[str, Any], loaded: Engine, tell: Callable[[Progress], None]) -> None:
+def hash_files(model: dict[str, Any], loaded: Engine, tell: Callable[[Progress], None]) -> None:
     """Fill in the hashes of the model file and of the draft model's."""
     model["sha256"] = _hashed(loaded.files, "model", tell)
     if "draft_model" in model:

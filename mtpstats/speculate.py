@@ -19,6 +19,7 @@ from mtpstats.errors import InputError
 from mtpstats.generation import NEAR_TIE, Generation, Sampling, Seconds
 from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
+from mtpstats.probe import Prober
 from mtpstats.recovery import Cut, Replay
 from mtpstats.stats import Collector
 
@@ -65,6 +66,10 @@ class Speculator:
     memory gives no tokens back: a draft that is accepted in part is verified again, shortened to
     that part and the target's own token, and only this second, fully accepted draft is counted.
     The collector's statistics are those of the first verification in either case.
+
+    ``prober`` sees every verification and drafts at every root, for one text at a time. Its
+    sequences live in the memory that the head attends to, where sliding windows forget nothing.
+    ``n_rows``: logits that a pass or a step of the head can give at least, for measurements.
     """
 
     def __init__(
@@ -85,11 +90,15 @@ class Speculator:
         type_v: str = "f16",
         compat_counts: bool = False,
         collector: Collector | None = None,
+        prober: Prober | None = None,
+        n_rows: int = 0,
     ) -> None:
         sampling = sampling or Sampling()
         most = model.lib.max_sequences
         if not 1 <= n_parallel <= most:
             raise InputError(f"{n_parallel} texts at a time: 1 to {most} are possible")
+        if prober is not None and (n_parallel > 1 or draft is None):
+            raise InputError("a text can be probed only if it is drafted for, one at a time")
         self.model = model
         self.n_parallel = n_parallel
         self.collector = collector if collector is not None and collector.enabled else None
@@ -117,7 +126,14 @@ class Speculator:
                 f"n_batch is {n_batch}; {n_parallel} drafts of {rows - 1} tokens and one more each "
                 f"make {n_parallel * rows}: raise --batch-size or draft less"
             )
-        target = context(model, n_ctx, 1 + n_max, n_seq_max=n_parallel, n_rs_seq=n_max)
+        shared = (draft_model or model).kind.heads == "shared"
+        n_probes, probed = (prober.n_sequences, prober.context()) if prober else (0, {})
+        target = context(
+            model,
+            n_ctx,
+            max(1 + n_max, n_rows, 1 + n_probes if shared else 0),
+            **{"n_seq_max": n_parallel, "n_rs_seq": n_max, **(probed if shared else {})},
+        )
         self._target = target
         self.n_ctx = target.n_ctx
         replay = draft is not None and target.rollback == "none"
@@ -132,7 +148,7 @@ class Speculator:
             self._target = target = context(
                 model,
                 self.n_ctx,
-                1 + n_max,
+                max(1 + n_max, n_rows),
                 n_seq_max=2 * n_parallel,
                 kv_unified=True,
                 beyond_training=True,
@@ -144,20 +160,24 @@ class Speculator:
             if draft:
                 own = context(
                     draft_model or model,
-                    self.n_ctx,
-                    1,
-                    n_seq_max=n_parallel,
+                    self.n_ctx + (prober.n_cells if prober and not shared else 0),
+                    max(1 + n_probes, n_rows),
+                    **{"n_seq_max": n_parallel, **probed},
                     beyond_training=True,
                     mtp=True,
                     other=target,
                 )
+                capacity = max(capacity, own.n_batch)
                 self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
+                if prober is not None:
+                    prober.attach(target, self._head, model.n_vocab)
         except BaseException:
             self.close()
             raise
         self.n_max = self._head.n_max if self._head else 0
         self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
         self._compat_counts = compat_counts and replay
+        self._prober = prober
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )
@@ -413,6 +433,8 @@ class Speculator:
                 del result.margins[len(result.tokens) + i + 1 :]
                 break
         result.tokens += chosen
+        if self._prober is not None:
+            self._prober.see(text, chosen, text.index)
         text.n_past += len(chosen)
         text.id_last = chosen[-1]
         ended = result.stop == "eog"

@@ -573,6 +573,18 @@ def _unpacked(
     )
 
 
+def _exists(where: str) -> InputError:
+    return InputError(
+        f"{where}: exists already; go on with it (--resume), remove it, or name another file"
+    )
+
+
+def check_new(path: str | os.PathLike[str]) -> None:
+    """Raise ``InputError`` now if a :class:`TraceWriter` would refuse to begin there later."""
+    if os.path.lexists(path):
+        raise _exists(printable(os.fspath(path)))
+
+
 class TraceWriter:
     """Appends prompts to a trace file; what was appended survives the death of the process.
 
@@ -610,10 +622,7 @@ class TraceWriter:
         try:
             self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
-            raise InputError(
-                f"{self._where}: exists already; go on with it (--resume), remove it, or name "
-                "another file"
-            ) from None
+            raise _exists(self._where) from None
         self._end = 0
         self._write(_sealed(self.header))
 
@@ -664,6 +673,7 @@ class TraceWriter:
                 f"prompt {printable(prompt.id)}: depth is {prompt.depth}, the header says "
                 f"{self.header['depth']}"
             )
+        end = self._end
         try:
             self._write(_packed(prompt))
         except OSError as error:
@@ -671,20 +681,26 @@ class TraceWriter:
                 f"{self._where}: not written: {error.strerror or error}; what was recorded before "
                 "is kept"
             ) from None
-        self.done_ids.add(prompt.id)
+        finally:
+            if self._end > end:
+                self.done_ids.add(prompt.id)
 
     def _write(self, data: bytes) -> None:
+        start = self._end
         try:
             rest = memoryview(data)
             while rest:
                 rest = rest[self._file.write(rest) :]
+            self._end += len(data)
             os.fsync(self._file.fileno())
-        except BaseException:
-            with suppress(OSError):
-                self._file.truncate(self._end)
-                self._file.seek(self._end)
+        except BaseException as error:
+            # An interruption that comes while the disk is waited for takes nothing back.
+            if self._end == start or isinstance(error, OSError):
+                self._end = start
+                with suppress(OSError):
+                    self._file.truncate(start)
+                    self._file.seek(start)
             raise
-        self._end += len(data)
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""

@@ -21,11 +21,14 @@ from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "record": "Record once what any drafting policy can be replayed from.",
     "report": "Show a result again: as text, Markdown, CSV, JSON, HTML or a picture.",
     "compare": "Compare results of the same prompts with the first one.",
     "merge": "Add up the results of a run that was split by prompts.",
     "import": "Make a result of what a llama-server logged or counted.",
     "replay": "Say from a trace what drafting policies would have done.",
+    "plan": "Predict the speed of every drafting policy, and recommend one.",
+    "validate": "Run the fastest policies for real, predicted beside measured.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
@@ -37,7 +40,11 @@ Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
   mtpstats report a.json                   the result again
-  mtpstats replay run.trace                what other drafts would have done
+  mtpstats record -m model.gguf -o run.trace
+                                           record once ...
+  mtpstats replay run.trace                ... what other drafts would have done
+  mtpstats plan run.trace                  ... how fast each would be: what to use
+  mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """
 

@@ -42,7 +42,7 @@ def command(
     if len(results) < 2:
         raise InputError("comparing needs two results or more")
 
-    from mtpstats.cli.inputs import read_results
+    from mtpstats.cli.result_files import read_results
     from mtpstats.compare import compare
     from mtpstats.report import comparison
 

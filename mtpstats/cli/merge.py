@@ -29,7 +29,7 @@ def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
     """
     check(output)
 
-    from mtpstats.cli.inputs import read_results
+    from mtpstats.cli.result_files import read_results
     from mtpstats.merge import merge
 
     names = [str(path) for path in results]

@@ -9,94 +9,21 @@ where llama.cpp has the option; where a default differs, the help says why.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from mtpstats.cli import values
+from mtpstats.cli.groups import Command as Command
+from mtpstats.cli.groups import file_argument as file_argument
+from mtpstats.cli.groups import option as _option
+from mtpstats.cli.groups import takes as takes
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 BUILT_IN_TEMP = 0.7
 SPLIT_MODES = ("none", "layer", "row", "tensor")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class GroupedOption(click.Option):
-    """A click option that knows under which heading the help lists it."""
-
-    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help lists options by heading and keeps the epilog's line breaks."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per heading, in the order of declaration; ``--help`` comes last."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):
-                heading = getattr(param, "heading", "Other")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records, col_max=26)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they stand."""
-        if self.epilog:
-            formatter.write("\n")
-            for line in self.epilog.strip("\n").splitlines():
-                formatter.write(line + "\n")
-
-
-def _option(*names: str, **settings: Any) -> Any:
-    """Declare a dataclass field that is filled from the command line."""
-    return field(metadata={"names": names, "settings": settings})
-
-
-def file_argument(name: str, **settings: Any) -> Callable[[Function], Function]:
-    """Give a command a file name, or several with ``nargs=-1``, as its argument."""
-    return click.argument(name, type=values.file(), **settings)
-
-
-def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
-    """Give a command the options of ``groups``; it receives one filled dataclass per keyword.
-
-    ``@takes(model=ModelOptions)`` over ``def info(model: ModelOptions)`` adds every option of
-    ``ModelOptions``, in the order of its fields, under the heading ``ModelOptions.HEADING``.
-    """
-
-    def decorate(function: Function) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(**values: Any) -> Any:
-            filled = {
-                name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-                for name, group in groups.items()
-            }
-            return function(**filled, **values)
-
-        decorated: Callable[..., Any] = call
-        for group in reversed(groups.values()):
-            for item in reversed(fields(group)):
-                add = click.option(
-                    *item.metadata["names"],
-                    item.name,
-                    cls=GroupedOption,
-                    heading=group.HEADING,  # type: ignore[attr-defined]
-                    **item.metadata["settings"],
-                )
-                decorated = add(decorated)
-        return decorated
-
-    return decorate
 
 
 @dataclass(frozen=True)
@@ -565,6 +492,95 @@ class ReplayOptions:
         multiple=True,
         metavar="N",
         help="Also find, score and draw the best tree of N nodes. Repeatable.",
+    )
+
+
+@dataclass(frozen=True)
+class TraceModel:
+    """The files of a trace's model, where something is to be run."""
+
+    HEADING = "Model"
+
+    model: Path | None = _option(
+        "-m",
+        "--model",
+        type=values.file(),
+        metavar="FILE",
+        help="The model the trace was recorded with, where something is run.  [default: the "
+        "built-in one, if the trace is of it]",
+    )
+    draft_model: Path | None = _option(
+        "-md",
+        "--spec-draft-model",
+        "--model-draft",
+        type=values.file(),
+        metavar="FILE",
+        help="The file with its head, if that was one of its own.  [default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What passes and steps cost."""
+
+    HEADING = "Costs"
+
+    cost: Path | None = _option(
+        "--cost",
+        type=values.file(),
+        metavar="FILE",
+        help="A cost file: another machine's, or one written by hand.  [default: the trace's own "
+        "costs; measured now if it has none]",
+    )
+    measure: bool = _option(
+        "--measure",
+        is_flag=True,
+        help="Measure the costs now, with the trace's model and settings.",
+    )
+    save_cost: Path | None = _option(
+        "--save-cost",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the costs that were used here, to be read by --cost.  [default: nowhere]",
+    )
+
+
+@dataclass(frozen=True)
+class ValidateOptions:
+    """What is run for real."""
+
+    HEADING = "Run"
+
+    top: int = _option(
+        "--top",
+        type=values.whole(1, 160),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Run the K chains that are predicted fastest, beside llama.cpp's defaults and no "
+        "drafting. Each has contexts of its own.",
+    )
+    repeat: int = _option(
+        "--repeat",
+        type=values.whole(1, 1000),
+        default=3,
+        show_default=True,
+        metavar="R",
+        help="Run each policy R times on each prompt; of each prompt the median counts.",
+    )
+    n_prompts: int | None = _option(
+        "--n-prompts",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Run N of the trace's prompts, evenly spread.  [default: all]",
+    )
+    server: Path | None = _option(
+        "--server",
+        type=values.file(),
+        metavar="PATH",
+        help="Also run them through this llama-server, started and stopped for each policy, on "
+        "127.0.0.1.  [default: none]",
     )
 
 

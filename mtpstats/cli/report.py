@@ -34,7 +34,7 @@ def command(result: Path, form: options.ReportForm) -> None:
     files = [path for path in (form.html, form.plot) if path is not None]
 
     from mtpstats import result as results
-    from mtpstats.cli.inputs import read_results
+    from mtpstats.cli.result_files import read_results
 
     (read,) = read_results([result])
     for path in files:

@@ -125,6 +125,8 @@ class Context(Sequences):
         )
         # A state that cannot be cut at any position: recurrent layers, except in the MTP block.
         self._recurrent = (model.is_hybrid or model.is_recurrent) and not mtp
+        # An MTP context has attention memory whatever its target has.
+        self._whole_sequences = model.kind.whole_sequences and not mtp
         self._couples = kv_unified and not model.kind.whole_sequences
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()

@@ -31,6 +31,7 @@ class Sequences:
     _handle: Handle
     _memory: int
     _recurrent: bool
+    _whole_sequences: bool
     _next: list[int]
 
     def _start_tracking(self, shared: Sequences | None) -> None:
@@ -189,7 +190,7 @@ class Sequences:
         self._check_seq(dst)
         if src == dst:
             return
-        if not self.kv_unified or self.model.kind.whole_sequences:
+        if not self.kv_unified or self._whole_sequences:
             if p0 > 0 or 0 <= p1 < self._next[src]:
                 why = self.model.arch if self.kv_unified else "without kv_unified"
                 raise InputError(f"{why}: only whole sequences can be copied")

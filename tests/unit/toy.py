@@ -121,7 +121,8 @@ def live(
     """Run the product's driver, with its collector, on the toy."""
     model = SimpleNamespace(
         toy=toy, n_vocab=VOCAB, n_embd_out=1, n_ctx_train=1000, n_layer_nextn=toy.n_blocks,
-        kind=SimpleNamespace(rows_of_all=False), lib=SimpleNamespace(max_sequences=256),
+        kind=SimpleNamespace(rows_of_all=False, heads="single"),
+        lib=SimpleNamespace(max_sequences=256),
         is_eog=lambda token: token == VOCAB - 1, piece=lambda token: b"x",
     )  # fmt: skip
     before = speculate.Context
