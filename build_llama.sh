@@ -176,7 +176,7 @@ fi
 
 clean_name() { basename "$1" | sed -E 's/\.(tar(\.[a-z0-9]+)?|tgz|tbz2|txz|zip)$//; s/[^A-Za-z0-9._-]+/-/g; s/^[.-]+//'; }
 find_tree() { # find_tree DIR: sets $tree to the llama.cpp tree in it: itself, vendored, or one level down
-    for tree in "$1" "$1/vendor/llama.cpp" "$1"/*/ "$1"/*/vendor/llama.cpp; do
+    for tree in "$1" "$1/vendor/llama.cpp" "$1"/*/ "$1"/*/vendor/llama.cpp "$1"/*/llama.cpp; do
         tree=${tree%/}
         [ ! -f "$tree/include/llama.h" ] || [ ! -f "$tree/CMakeLists.txt" ] || break
     done
@@ -506,7 +506,10 @@ manifest() {
 compiler=${CC:-$(sed -n 's/^CMAKE_C_COMPILER:[A-Z]*=//p' "$work/build/CMakeCache.txt")} # left to split into words, as is $CC
 step "measuring the binary interface" probe
 grep -qx llama_decode "$work/exported" || die 1 "the build made no usable libllama; full log: $log"
-grep -q . "$work/mangled" || note "warning: this llama.cpp exports no llama-ext.h functions: mtpstats cannot drive MTP heads with it"
+for needed in llama_set_embeddings_nextn llama_model_n_layer_nextn load_mtp; do
+    grep -qw "$needed" "$work/mangled" "$work/exported" "$work/probed" ||
+        note "warning: this llama.cpp has no $needed: mtpstats cannot drive MTP heads with it"
+done
 cp "$log" "$stage/build.log"
 manifest >"$stage/abi.json" || die 1 "cannot write to $stage"
 

@@ -131,6 +131,16 @@ def _qwen35moe(o: Options) -> dict[str, Any]:
     return {**_qwen35(o), **_experts(o, dense=0)}
 
 
+def _qwen4exp(o: Options) -> dict[str, Any]:
+    return {
+        **_qwen35moe(o),
+        **_indexer(),
+        "attention.compress_ratios": [4] * (o.n_layer + o.n_nextn),
+        "hyper_connection.count": 4,
+        "hyper_connection.low_rank": 8,
+    }
+
+
 def _nemotron_h_moe(o: Options) -> dict[str, Any]:
     # Mamba 2, attention, experts; a NextN block is attention and experts in one.
     layers = [*(0, 1, 2), *[2] * o.n_nextn]
@@ -296,6 +306,7 @@ KEYS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen35moe,
+    "qwen4exp": _qwen4exp,
     "step35": _step35,
 }
 

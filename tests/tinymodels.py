@@ -41,6 +41,7 @@ _OPTIONAL = re.compile(
     r"|attn_(q|k|v|qkv|output)\.bias$|ffn_\w+\.bias$"
 )
 _BRANCH_OUTPUT = re.compile(r"(attn_output(_b)?|ffn_down(_exps|_shexp)?|ssm_out)\.weight$")
+_NORM_OF_STREAMS = re.compile(r"hc_\w*norm|nextn\.hnorm")
 # Kept in F32 by every converter: ggml has no F16 kernel for some, the others are tiny.
 _ALWAYS_F32 = re.compile(r"ssm_(conv1d|a|d|norm)|ffn_gate_inp|hc_|_ape|indexer")
 
@@ -75,6 +76,8 @@ def make(path: str | os.PathLike[str], arch: str, **options: Any) -> Path:
 
 
 def _weights(name: str, shape: list[int], o: Options) -> np.ndarray:
+    # A block's own mixer of the streams is the trunk's, so that the two agree.
+    name = re.sub(r"blk\.\d+\.nextn\.hc_head_", "output_hc_", name)
     # By name, not by order: leaving one tensor out leaves the others alone.
     rng = np.random.default_rng([o.seed, *name.encode()])
     rows = tuple(reversed(shape))  # GGUF names the fastest dimension first
@@ -86,7 +89,7 @@ def _weights(name: str, shape: list[int], o: Options) -> np.ndarray:
         value = -np.exp(noise)
     elif name.endswith("bias"):
         value = np.zeros(rows, dtype=np.float32)
-    elif len(rows) == 1:  # norms
+    elif len(rows) == 1 or _NORM_OF_STREAMS.search(name):
         value = 1 + noise / 20
     elif name == "token_embd.weight":
         value = noise

@@ -21,7 +21,8 @@ class Arch:
     ``rows_of_all``: the MTP graph gives the hidden rows of all tokens where llama.cpp takes it to
     give those of the tokens with logits. A chain, where only the last token of a draft has them,
     then goes on from the row of the draft's first token. ``whole_sequences``: they are copied
-    whole only and no token belongs to several; libllama aborts otherwise.
+    whole only and no token belongs to several; libllama aborts otherwise. ``unmasked``: asked
+    for the rows of the tokens with logits only, libllama crashes: it reserved another graph.
     """
 
     heads: str
@@ -30,6 +31,7 @@ class Arch:
     target: str = ""
     rows_of_all: bool = False
     whole_sequences: bool = False
+    unmasked: bool = False
 
 
 _DELTA_NET = "hybrid: attention and gated delta net"
@@ -42,6 +44,9 @@ KNOWN: dict[str, Arch] = {
     "bailingmoe3": Arch("single", "hybrid: latent attention and Kimi delta attention", "snapshots"),
     "deepseek4": Arch(
         "single", "sliding window and compressed state", "snapshots", whole_sequences=True
+    ),
+    "qwen4exp": Arch(
+        "single", "hybrid: sparse attention and gated delta net", "snapshots", unmasked=True
     ),
     "glm4moe": Arch("single", "attention", "any"),
     "deepseek2": Arch("single", "latent attention", "any"),

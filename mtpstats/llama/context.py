@@ -11,6 +11,7 @@ from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.sequences import Sequences
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from mtpstats.llama.batch import Batch
     from mtpstats.llama.model import Model
 
-_MTP = 1  # LLAMA_CONTEXT_TYPE_MTP
+_MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
 class Context(Sequences):
     """A context on ``model``; with ``mtp`` the one that runs its MTP block.
 
-    Creating an MTP context switches the hidden rows of both contexts on: masked in its own, one
-    per batch token in ``other``, the target. Close it, or use it as a context manager; a context
-    closes before its model, and before the context it names as ``other``.
+    Creating an MTP context switches the hidden rows of both contexts on: masked in its own where
+    the architecture allows it, one per batch token in ``other``, the target. Close it, or use it
+    as a context manager; a context closes before its model, and before the context it names as
+    ``other``.
 
     Attributes: ``n_ctx`` (positions a sequence can have), ``n_batch``, ``n_ubatch``,
     ``n_seq_max``, ``n_rs_seq`` (as granted, 0 where the architecture has no snapshots),
@@ -124,7 +126,7 @@ class Context(Sequences):
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
         if mtp:
-            self.set_nextn(True, masked=True)
+            self.set_nextn(True, masked=not model.kind.unmasked)
             if other is not None:
                 other.set_nextn(True, masked=False)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mtpstats.errors import AbiMismatch, ContextFull, DecodeError, Interrupted, LlamaError
 from mtpstats.llama.log import CALLBACK, Log
+from mtpstats.llama.structs import OTHER_SOURCE
 
 _P, _I, _U, _S, _B = c_void_p, c_int32, c_uint32, c_char_p, c_bool
 _SIZES = ctypes.POINTER(c_size_t)
@@ -167,8 +168,7 @@ def bind(
                 if optional:
                     continue
                 raise AbiMismatch(
-                    f"{where}: the library has no symbol {symbol} ({name}); "
-                    "rebuild libllama with ./build_llama.sh"
+                    f"{where}: the library has no symbol {symbol} ({name}); {OTHER_SOURCE}"
                 ) from None
             function.argtypes = [structs[a] if isinstance(a, str) else a for a in arguments]
             function.restype = structs[result] if isinstance(result, str) else result

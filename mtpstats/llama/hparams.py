@@ -25,7 +25,8 @@ _MAX_WINDOW = 1 << 22  # times the sequences it must fit into 32 bits
 _MAX_ITERATIONS = 64  # each adds operators to the graph of every layer
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
-_DELTA_NET = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+_DELTA_NET = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
+_WIDE_ROWS = frozenset({"gemma4-assistant", "deepseek4", "qwen4exp"})
 _LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa", "deepseek4"})
 _WINDOWED = frozenset({"step35", "mimo2", "cohere2moe", "gemma4", "gemma4-assistant"})
@@ -258,7 +259,7 @@ class _Checker:
 
     def special(self) -> None:
         """What single architectures have."""
-        if self.arch not in ("gemma4-assistant", "deepseek4"):
+        if self.arch not in _WIDE_ROWS:
             width, out = self.integer("embedding_length"), self.integer("embedding_length_out")
             self.demand(out in (0, width), f"embeddings of {width} and rows of {out}")
         if self.arch in _DELTA_NET:

@@ -123,8 +123,9 @@ def _check_form(manifest: Any, shown: str) -> None:
     for name, kind in (("library", str), ("structs", dict), ("symbols", dict), ("files", dict)):
         if not isinstance(manifest.get(name), kind):
             raise refuse(f"'{name}' is missing or of the wrong kind")
-    if not isinstance(manifest.get("source", {}), dict):
-        raise refuse("'source' is of the wrong kind")
+    for name in ("source", "enums"):
+        if not isinstance(manifest.get(name, {}), dict):
+            raise refuse(f"'{name}' is of the wrong kind")
     if not isinstance(manifest.get("cmake_args", []), list):
         raise refuse("'cmake_args' is of the wrong kind")
     for name in ("symbols", "files"):

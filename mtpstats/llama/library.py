@@ -44,7 +44,10 @@ class Device:
     memory_total: int
 
 
-_DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+_DEVICE_TYPES = {
+    structs.CONSTANTS[f"GGML_BACKEND_DEVICE_TYPE_{name.upper()}"]: name
+    for name in ("cpu", "gpu", "igpu", "accel", "meta")
+}
 
 
 class Library:
@@ -67,6 +70,7 @@ class Library:
             if name not in self.manifest["structs"]:
                 raise AbiMismatch(f"{where}: {name} is missing; rebuild with ./build_llama.sh")
             self.structs[name] = structs.build(name, self.manifest["structs"][name], where)
+        structs.check_constants(self.manifest.get("enums", {}), where)
         _check_hashes(build)
         self._cdll = _open(build)
         for name, symbol in _DEFAULTS.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtpstats.errors import InputError, ModelError
 from mtpstats.llama import arch
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
 
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS
 CACHE_TYPES = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6,
-    "q5_1": 7,
-}  # fmt: skip
+    name: CONSTANTS[f"GGML_TYPE_{name.upper()}"]
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+}
 _FLOATS = [CACHE_TYPES[name] for name in ("f32", "f16", "bf16")]
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+FLASH_ATTN = {
+    name: CONSTANTS[f"LLAMA_FLASH_ATTN_TYPE_{theirs}"]
+    for name, theirs in (("auto", "AUTO"), ("off", "DISABLED"), ("on", "ENABLED"))
+}
 
 
 def check_settings(model: Model, fields: Mapping[str, Any], beyond_training: bool) -> None:

@@ -8,10 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
-DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5  # enum ggml_log_level
-LEVELS = {0: "none", DEBUG: "debug", INFO: "info", WARN: "warning", ERROR: "error"}
+NONE, DEBUG, INFO, WARN, ERROR, CONT = (
+    CONSTANTS[f"GGML_LOG_LEVEL_{name}"]
+    for name in ("NONE", "DEBUG", "INFO", "WARN", "ERROR", "CONT")
+)
+LEVELS = {NONE: "none", DEBUG: "debug", INFO: "info", WARN: "warning", ERROR: "error"}
 
 # void (*)(enum ggml_log_level level, const char * text, void * user_data)
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -17,6 +17,7 @@ from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.stack import call_with_stack
+from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 2**31 - 1
 _LEAST_STACK = 1 << 20
-_VOCAB_TYPE_NONE = 0  # LLAMA_VOCAB_TYPE_NONE
+_VOCAB_TYPE_NONE = CONSTANTS["LLAMA_VOCAB_TYPE_NONE"]
 
 
 class Model:

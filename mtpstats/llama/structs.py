@@ -97,6 +97,24 @@ DEFAULTS: dict[str, dict[str, Callable[[Any], bool]]] = {
 }  # fmt: skip
 _SMALL = 1 << 20
 
+# The values of enumerations that the binding passes and reads.
+CONSTANTS: dict[str, int] = {
+    "LLAMA_CONTEXT_TYPE_DEFAULT": 0, "LLAMA_CONTEXT_TYPE_MTP": 1, "LLAMA_VOCAB_TYPE_NONE": 0,
+    "LLAMA_FLASH_ATTN_TYPE_AUTO": -1, "LLAMA_FLASH_ATTN_TYPE_DISABLED": 0,
+    "LLAMA_FLASH_ATTN_TYPE_ENABLED": 1,
+    "GGML_TYPE_F32": 0, "GGML_TYPE_F16": 1, "GGML_TYPE_BF16": 30, "GGML_TYPE_Q8_0": 8,
+    "GGML_TYPE_Q4_0": 2, "GGML_TYPE_Q4_1": 3, "GGML_TYPE_IQ4_NL": 20, "GGML_TYPE_Q5_0": 6,
+    "GGML_TYPE_Q5_1": 7,
+    "GGML_LOG_LEVEL_NONE": 0, "GGML_LOG_LEVEL_DEBUG": 1, "GGML_LOG_LEVEL_INFO": 2,
+    "GGML_LOG_LEVEL_WARN": 3, "GGML_LOG_LEVEL_ERROR": 4, "GGML_LOG_LEVEL_CONT": 5,
+    "GGML_BACKEND_DEVICE_TYPE_CPU": 0, "GGML_BACKEND_DEVICE_TYPE_GPU": 1,
+    "GGML_BACKEND_DEVICE_TYPE_IGPU": 2, "GGML_BACKEND_DEVICE_TYPE_ACCEL": 3,
+    "GGML_BACKEND_DEVICE_TYPE_META": 4,
+}  # fmt: skip
+
+# Building the same source again would not help.
+OTHER_SOURCE = "mtpstats cannot use this llama.cpp; ./build_llama.sh builds one that it can"
+
 
 def _c_type(known: type | None, size: int) -> Any:
     if known is not None:
@@ -134,7 +152,7 @@ def check_layout(name: str, layout: Layout, where: str) -> None:
         raise _mismatch(where, name, "(size)", f"is {layout['size']}, its fields make {total}")
     missing = sorted(REQUIRED[name] - set(fields))
     if missing:
-        raise _mismatch(where, name, missing[0], "is needed and missing")
+        raise AbiMismatch(f"{where}: {name}.{missing[0]} is needed and missing; {OTHER_SOURCE}")
 
 
 def build(name: str, layout: Layout, where: str) -> type[ctypes.Structure]:
@@ -183,6 +201,15 @@ def check_defaults(
             raise _mismatch(where, name, field, f"defaults to {value!r}, which it never does")
         if expected is None and isinstance(value, int) and abs(value) > _SMALL:
             raise _mismatch(where, name, field, f"defaults to {value}, which makes no sense")
+
+
+def check_constants(enums: Mapping[str, Any], where: str) -> None:
+    """Refuse a llama.cpp that gives a constant another value; raises AbiMismatch."""
+    for name, value in CONSTANTS.items():
+        # One it lacks is never met.
+        found = enums.get(name, value)
+        if found != value:
+            raise AbiMismatch(f"{where}: {name} is {found!r}, not {value}; {OTHER_SOURCE}")
 
 
 def _hidden_pointer_is_first_argument() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from archs import CASES, HEAD, PROMPTS, TRUNK, Loaded, loaded
+from archs import CASES, HEAD, LATER, PROMPTS, TRUNK, Loaded, loaded
 from oracle import speculative_simple
 from sessions import EXACT, Tiny, tokens, with_eog
 
@@ -215,6 +215,23 @@ def test_texts_decoded_together_equal_those_decoded_alone(
                 assert merged.verifications == sum(len(run.verifications) for run in alone)
 
 
+@pytest.mark.parametrize("name", LATER)
+def test_an_architecture_of_later_versions(
+    lib: Library, tiny: Tiny, name: str, tmp_path: Path
+) -> None:
+    """As the others where llama.cpp asks for its block's tensors, else refused."""
+    with loaded(lib, tiny, LATER[name]) as one:
+        if not one.model.has_mtp:
+            with pytest.raises(ModelError, match=r"cannot draft with MTP.*holds the trunk only"):
+                one.speculator(draft=DraftSettings(2))
+            return
+        for n_max in (1, 4):
+            test_text_and_counts(lib, one, n_max)
+        test_head_and_memory_are_what_the_table_says(one)
+        check_statistics(one, compat=False)
+        test_texts_decoded_together_equal_those_decoded_alone(lib, tiny, one, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["qwen3next", "glm4moe"])
 def test_every_text_has_the_whole_context(lib: Library, tiny: Tiny, name: str) -> None:
     with loaded(lib, tiny, CASES[name]) as one:
@@ -330,6 +347,5 @@ def test_an_unknown_architecture_is_taken_for_what_it_looks_like() -> None:
     assert arch.of("tomorrow", 2).heads == "chain"
     assert arch.of("tomorrow", 1).rollback == ""
     assert arch.of("hy_v3", 1) is arch.KNOWN["hy_v3"]
-    assert set(arch.KNOWN) == {case.arch for case in CASES.values()} - {"gemma4"} | {
-        "gemma4-assistant"
-    }
+    tested = {case.arch for case in (*CASES.values(), *LATER.values())}
+    assert set(arch.KNOWN) == tested - {"gemma4"} | {"gemma4-assistant"}

@@ -134,6 +134,34 @@ UNSEEN: dict[str, set[str]] = {
 }
 
 
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_a_version_without_a_needed_field_is_told_to_be_of_no_use(
+    lib: Library, struct: str
+) -> None:
+    fields = lib.manifest["structs"][struct]["fields"]
+    for field in structs.REQUIRED[struct]:
+        without = {name: place for name, place in fields.items() if name != field}
+        with pytest.raises(AbiMismatch) as raised:
+            structs.build(struct, relaid(without), "here")
+        assert str(raised.value).startswith(f"here: {struct}.{field} is needed and missing; ")
+        assert "cannot use this llama.cpp" in str(raised.value)
+
+
+def test_constants_are_what_the_headers_say_or_the_library_is_refused(
+    lib: Library, altered: Callable[..., Path]
+) -> None:
+    enums = lib.manifest["enums"]
+    assert {name: enums[name] for name in structs.CONSTANTS} == structs.CONSTANTS
+    for name in structs.CONSTANTS:
+
+        def change(manifest: Manifest, name: str = name) -> None:
+            manifest["enums"][name] += 1
+
+        with pytest.raises(AbiMismatch, match=f"{name} is {enums[name] + 1}, not {enums[name]}; "):
+            load(altered(change))
+    structs.check_constants({}, "here")
+
+
 @pytest.mark.parametrize("sees_writes", [True, False])
 def test_a_swap_of_neighbours_is_refused_where_their_defaults_differ(
     lib: Library, monkeypatch: pytest.MonkeyPatch, sees_writes: bool
@@ -253,7 +281,7 @@ def test_a_manifest_json_cannot_be_read_from_is_refused(tmp_path: Path, text: st
     ("place", "right"),
     [
         ("source", dict), ("cmake_args", list), ("library", str), ("structs", None),
-        ("symbols", None), ("files", None), ("symbols.x", str), ("files.x", str),
+        ("enums", dict), ("symbols", None), ("files", None), ("symbols.x", str), ("files.x", str),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_in_the_manifest_is_refused(

@@ -224,6 +224,15 @@ def test_the_key_follows_contents_and_flags_and_nothing_else(box: Sandbox, tree:
     assert key() != first
 
 
+@pytest.mark.parametrize(
+    "place", [".", "vendor/llama.cpp", "a", "a/vendor/llama.cpp", "a/llama.cpp"]
+)
+def test_llama_cpp_is_found_in_a_checkout_or_a_package(box: Sandbox, place: str) -> None:
+    source = box.top / "source"
+    tree = write_tree(source / place)
+    assert box.plan("--backend", "cpu", "--source", "source")["source"] == str(tree.resolve())
+
+
 # ---- a whole build
 
 
@@ -233,6 +242,9 @@ def test_a_build_from_archive_to_manifest(box: Sandbox, tree: Path) -> None:
     args = ("--backend", "cpu", "--tools", "--rpc", "--source", "fork-7.tar.gz")
     done = box.run(*args)
     assert done.returncode == 0, done.stderr
+    assert re.findall("has no (.*): mtpstats cannot drive", done.stderr) == [
+        "llama_model_n_layer_nextn", "load_mtp",
+    ]  # fmt: skip
     prefix = Path(done.stdout.strip())
     assert box.installed() == [prefix]
     assert box.leftovers() == []
