@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
+from mtpstats.llama import arch
 from mtpstats.text import printable
 
 if TYPE_CHECKING:
@@ -40,17 +41,20 @@ def check(header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
         if not fits:
             refuse(f"tensor '{printable(name)}' cannot be of type {tensor.kind}")
     blocks: defaultdict[int, set[str]] = defaultdict(set)
+    outside = set()
     for name in header.tensors:
         match = _BLOCK.match(name)
         if match:
             blocks[int(match[1])].add(match[2].removesuffix(".weight"))
+        else:
+            outside.add(name.removesuffix(".weight"))
     layers = header.hparam("block_count") or 0
     nextn = header.hparam("nextn_predict_layers") or 0
-    if 0 < nextn < layers:
+    if 0 < nextn < layers and header.arch in arch.KNOWN and header.arch != "qwen4exp":
         _ends(blocks, layers - nextn, refuse)
     for i, held in sorted(blocks.items()):
         for alternatives in _needs(header.arch, held, i >= layers - nextn):
-            if not any(held.issuperset(needed.split()) for needed in alternatives):
+            if not any(outside | held >= set(needed.split()) for needed in alternatives):
                 refuse(f"block {i} has no {' or '.join(alternatives)}")
 
 
@@ -62,7 +66,7 @@ def _ends(blocks: dict[int, set[str]], trunk: int, refuse: Callable[[str], NoRet
             refuse(f"block {first} has no {marker}")
 
 
-def _needs(arch: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...]]:
+def _needs(name: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...]]:
     """Yield what a block needs of the tensors that llama.cpp takes for optional.
 
     Each is a tuple of alternatives, each of these names of tensors.
@@ -70,24 +74,26 @@ def _needs(arch: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...
     dense, shared = "ffn_gate ffn_up ffn_down", "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
     split, fused = "ffn_gate_exps ffn_up_exps ffn_down_exps", "ffn_gate_up_exps ffn_down_exps"
     routed = "ffn_gate_inp" in held
-    if arch in ("hy_v3", "step35"):
+    if name in ("hy_v3", "step35"):
         if routed:
             yield (shared,)
+        if is_nextn:
+            yield ("output", "nextn.shared_head_head")
         yield (split, fused) if routed else (dense,)
-    elif arch == "mimo2":
+    elif name == "mimo2":
         if is_nextn:
             yield ("attn_qkv",)
             yield (dense,)
         yield (split,) if routed else (dense,)
-    elif arch in ("qwen35", "qwen35moe") and "ssm_conv1d" in held:
+    elif name in ("qwen35", "qwen35moe") and "ssm_conv1d" in held:
         yield ("attn_qkv attn_gate",)
-    elif arch == "qwen3next" and "ssm_conv1d" in held:
+    elif name == "qwen3next" and "ssm_conv1d" in held:
         yield ("attn_qkv attn_gate", "ssm_in")
-    elif arch == "nemotron_h_moe":
+    elif name == "nemotron_h_moe":
         if "ssm_conv1d" in held:
             yield ("ssm_conv1d.bias",)
         if held & {"ffn_latent_down", "ffn_latent_up"}:
             yield ("ffn_latent_down ffn_latent_up",)
-    elif arch == "glm-dsa" and any(name.startswith("indexer") for name in held):
-        names = ("k_norm", "k_norm.bias", "proj", "attn_k", "attn_q_b")
-        yield (" ".join(f"indexer.{name}" for name in names),)
+    elif name == "glm-dsa" and any(one.startswith("indexer") for one in held):
+        parts = ("k_norm", "k_norm.bias", "proj", "attn_k", "attn_q_b")
+        yield (" ".join(f"indexer.{one}" for one in parts),)
