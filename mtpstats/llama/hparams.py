@@ -30,6 +30,7 @@ _WIDE_ROWS = frozenset({"gemma4-assistant", "deepseek4", "qwen4exp"})
 _LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa", "deepseek4"})
 _WINDOWED = frozenset({"step35", "mimo2", "cohere2moe", "gemma4", "gemma4-assistant"})
+_GATED_AS_TOLD = frozenset({"deepseek32", "bailingmoe3"})  # 0 is not the architecture's own
 _UNROTATED = frozenset({"nemotron_h_moe"})
 _ROTATED_WHOLE = frozenset({"hy_v3", "cohere2moe"})
 _UNEQUAL_HEADS = frozenset({"step35", "mimo2", *_LATENT})  # keys and values may differ in length
@@ -137,10 +138,9 @@ class _Checker:
             self.demand(
                 fits and groups < total, f"{chosen} of {groups} groups of {total} experts in use"
             )
-        if total:
-            # 0 stands for the architecture's own in some, and ends the process in others.
-            gating = self.integer("expert_gating_func", 1)
-            self.demand(1 <= gating <= 4, f"expert gating function {gating}")
+        gating = self.integer("expert_gating_func", 1)
+        least = 1 if self.arch in _GATED_AS_TOLD else 0
+        self.demand(least <= gating <= 4, f"expert gating function {gating}")
 
     # -- known architectures ------------------------------------------------------------------
 
@@ -162,9 +162,9 @@ class _Checker:
         if self.arch not in _WINDOWED and self.arch != "deepseek4":
             return
         self.demand(any(self.windowed), "no layer has a sliding window")
-        window = self.integer("attention.sliding_window", 1)
+        window = self.integer("attention.sliding_window")
         self.demand(
-            0 < window <= _MAX_WINDOW, f"a sliding window of {window}, not of 1 to {_MAX_WINDOW}"
+            window <= _MAX_WINDOW, f"a sliding window of {window}; {_MAX_WINDOW} is possible"
         )
 
     def length(self, what: str, windowed: bool) -> int:
@@ -247,9 +247,9 @@ class _Checker:
         rank = self.integer("attention.kv_lora_rank")
         rotated = self.integer("rope.dimension_count", self.length("key", False))
         self.demand(kv == 1, f"{kv} heads of latent keys in block {i}")
-        for what, wanted in (("key", rank + rotated), ("value", rank)):
-            length = self.length(what, False)
-            self.demand(length == wanted, f"latent {what}s of {length}, not {wanted}")
+        key, value = self.length("key", False), self.length("value", False)
+        self.demand(key == rank + rotated, f"latent keys of {key}, not {rank + rotated}")
+        self.demand(value <= key, f"latent values of {value} within keys of {key}")
         value = self.integer("attention.value_length_mla")
         found = self.extent(f"blk.{i}.attn_output.weight", 0)
         self.demand(

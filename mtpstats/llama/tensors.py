@@ -95,5 +95,4 @@ def _needs(name: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...
         if held & {"ffn_latent_down", "ffn_latent_up"}:
             yield ("ffn_latent_down ffn_latent_up",)
     elif name == "glm-dsa" and any(one.startswith("indexer") for one in held):
-        parts = ("k_norm", "k_norm.bias", "proj", "attn_k", "attn_q_b")
-        yield (" ".join(f"indexer.{one}" for one in parts),)
+        yield ("indexer.proj indexer.attn_k indexer.attn_q_b",)
