@@ -27,6 +27,9 @@ _ELEMENTWISE = re.compile(r"norm(_\d)?\.weight$|\.bias$|ssm_(a|d)$|conv1d(_[qkv]
 _ONE_ROW = "ffn_gate_inp_shexp"  # a matrix all the same
 _INDICES = re.compile(r"ffn_gate_tid2eid\.|masked_embd_ordering")
 
+_HYBRID = frozenset(
+    {"qwen35", "qwen35moe", "qwen3next", "qwen4exp", "nemotron_h_moe", "bailingmoe3"}
+)
 _BLOCK = re.compile(r"blk\.(\d{1,3})\.(.+)$", re.DOTALL)
 
 
@@ -52,6 +55,8 @@ def check(header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
     nextn = header.hparam("nextn_predict_layers") or 0
     if 0 < nextn < layers and header.arch in arch.KNOWN and header.arch != "qwen4exp":
         _ends(blocks, layers - nextn, refuse)
+    if header.arch in _HYBRID:
+        _both_kinds(blocks, layers - nextn, refuse)
     for i, held in sorted(blocks.items()):
         for alternatives in _needs(header.arch, held, i >= layers - nextn):
             if not any(outside | held >= set(needed.split()) for needed in alternatives):
@@ -64,6 +69,18 @@ def _ends(blocks: dict[int, set[str]], trunk: int, refuse: Callable[[str], NoRet
         present = any(first <= i < last for i in blocks)
         if present and marker not in blocks.get(first, ()):
             refuse(f"block {first} has no {marker}")
+
+
+def _both_kinds(blocks: dict[int, set[str]], trunk: int, refuse: Callable[[str], NoReturn]) -> None:
+    """A hybrid's graph reads both memories, and one without layers has no buffer."""
+    recurrent = [any(one.startswith("ssm_") for one in blocks[i]) for i in blocks if i < trunk]
+    attention = [
+        "attn_output" in blocks[i] and not any(one.startswith("ssm_") for one in blocks[i])
+        for i in blocks
+        if i < trunk
+    ]
+    if recurrent and not (any(recurrent) and any(attention)):
+        refuse("a hybrid model without an attention layer, or without a recurrent one")
 
 
 def _needs(name: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...]]:
