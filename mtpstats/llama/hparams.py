@@ -178,14 +178,14 @@ class _Checker:
         """Rotated dimensions: ggml's loop over none of them never ends."""
         if self.arch in _UNROTATED:
             return
+        head = self.length("key", False)
         sections = self.metadata.get(f"{self.arch}.rope.dimension_sections")
         if sections is not None:
             parts = [int(part) for part in getattr(sections, "values", ())]
             self.demand(
-                all(0 <= part <= 1 << 16 for part in parts) and any(parts[:3]),
-                f"rotary sections of {parts} dimensions",
+                min(parts, default=0) >= 0 and any(parts[:3]) and sum(parts) <= head,
+                f"rotary sections of {parts} dimensions of heads of {head}",
             )
-        head = self.length("key", False)
         full = self.integer("rope.dimension_count", head)
         windowed = self.integer("rope.dimension_count_swa", full)
         if self.arch == "step35":  # half of them where there is no window
@@ -259,6 +259,10 @@ class _Checker:
 
     def special(self) -> None:
         """What single architectures have."""
+        self.demand(
+            self.trunk > 0 or self.arch == "gemma4-assistant",
+            f"{self.layers} layers, all of them NextN blocks",
+        )
         if self.arch not in _WIDE_ROWS:
             width, out = self.integer("embedding_length"), self.integer("embedding_length_out")
             self.demand(out in (0, width), f"embeddings of {width} and rows of {out}")

@@ -30,6 +30,7 @@ _INDICES = re.compile(r"ffn_gate_tid2eid\.|masked_embd_ordering")
 _HYBRID = frozenset(
     {"qwen35", "qwen35moe", "qwen3next", "qwen4exp", "nemotron_h_moe", "bailingmoe3"}
 )
+_ROUTED_HEADS = frozenset({"glm4moe", "deepseek2", "deepseek32", "glm-dsa", "cohere2moe"})
 _BLOCK = re.compile(r"blk\.(\d{1,3})\.(.+)$", re.DOTALL)
 
 
@@ -91,6 +92,8 @@ def _needs(name: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...
     dense, shared = "ffn_gate ffn_up ffn_down", "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
     split, fused = "ffn_gate_exps ffn_up_exps ffn_down_exps", "ffn_gate_up_exps ffn_down_exps"
     routed = "ffn_gate_inp" in held
+    if is_nextn and name in _ROUTED_HEADS:
+        yield ("ffn_gate_inp",)
     if name in ("hy_v3", "step35"):
         if routed:
             yield (shared,)
