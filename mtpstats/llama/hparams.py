@@ -30,6 +30,7 @@ _WIDE_ROWS = frozenset({"gemma4-assistant", "deepseek4", "qwen4exp"})
 _LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa", "deepseek4"})
 _WINDOWED = frozenset({"step35", "mimo2", "cohere2moe", "gemma4", "gemma4-assistant"})
+_ROUTED = frozenset({"qwen35moe", "qwen4exp", "glm4moe"})
 _GATED_AS_TOLD = frozenset({"deepseek32", "bailingmoe3"})  # 0 is not the architecture's own
 _UNROTATED = frozenset({"nemotron_h_moe"})
 _ROTATED_WHOLE = frozenset({"hy_v3", "cohere2moe"})
@@ -131,6 +132,8 @@ class _Checker:
         )
         for i, count in enumerate(used):
             routed = self.extent(f"blk.{i}.ffn_gate_inp.weight", 0) is not None
+            # llama.cpp divides by it, by the first one for all blocks.
+            routed |= self.arch in _ROUTED and i in (0, self.trunk)
             self.demand(count > 0 or not routed, f"no expert of block {i} in use")
         if groups:
             chosen = self.integer("expert_group_used_count")
