@@ -33,6 +33,7 @@ class Options:
     without: str = ""  # pattern of tensors to leave out of the file
     only: str = ""  # pattern of tensors to keep
     tokenizer: bool = True
+    spm: bool = False  # pieces of SentencePiece instead of GPT-2's letters
     eog: int = 256  # the token that ends a text
 
 

@@ -136,7 +136,9 @@ def _write(path: Path, arch: str, o: Options, tensors: dict[str, np.ndarray]) ->
     writer.add_file_type(0 if o.f32 else 1)
     for key, value in {**common(o), **KEYS[arch](o)}.items():
         _add(writer, f"{arch}.{key}", value)
-    if o.tokenizer:
+    if o.spm:
+        _add_pieces(writer, o.n_vocab)
+    elif o.tokenizer:
         _add_tokenizer(writer, o.n_vocab, o.eog)
     else:
         writer.add_tokenizer_model("none")
@@ -181,6 +183,23 @@ def _add_tokenizer(writer: Any, n_vocab: int, eog: int) -> None:
     writer.add_token_types(types)
     writer.add_token_merges(merges)
     writer.add_eos_token_id(eog)
+    writer.add_add_bos_token(False)
+
+
+def _add_pieces(writer: Any, n_vocab: int) -> None:
+    kinds = gguf.TokenType
+    special = {"<unk>": kinds.UNKNOWN, "<s>": kinds.CONTROL, "</s>": kinds.CONTROL}
+    special |= {f"<0x{byte:02X}>": kinds.BYTE for byte in range(256)}
+    words = ["\u2581", *map(chr, range(ord("a"), ord("z") + 1)), *PAIRS.split()]
+    tokens = [*special, *words]
+    tokens += [f"\u2581w{i}" for i in range(len(tokens), n_vocab)]
+    assert len(tokens) == n_vocab, f"n_vocab must be at least {len(special) + len(words)}"
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(n_vocab)])
+    writer.add_token_types([special.get(token, kinds.NORMAL) for token in tokens])
+    writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
 
 

@@ -14,12 +14,15 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mtpstats.errors import ModelError
+from mtpstats.llama import hparams, tensors
+from mtpstats.llama.vocabulary import TOKENS, Vocabulary
 from mtpstats.text import printable
 
 # ggml type -> (elements per block, bytes per block)
@@ -39,16 +42,21 @@ _STRING, _ARRAY, _BOOL, _UINT32 = 8, 9, 7, 4
 _MAX_NAME = 64  # GGML_MAX_NAME, terminating zero included
 _MAX_KEY = 1 << 16
 _MAX_DIMS = 4
+_PLACED = 32  # TENSOR_ALIGNMENT of ggml's buffers
 _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _SPLIT_NAME = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in the metadata: its element type and length; the elements are not kept."""
+    """An array in the metadata: its element type and length.
+
+    ``values`` are the numbers of a short one, such as those with a number per layer.
+    """
 
     kind: int
     count: int
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class Gguf:
     version: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    tokens: Sequence[bytes] = ()
 
     def integer(self, key: str) -> int | None:
         """Return the integer at ``key``, None if it is absent or no integer."""
@@ -83,15 +92,21 @@ class ModelHeader:
 
     files: tuple[Gguf, ...]
     arch: str
+    vocabulary: Vocabulary
 
     @property
     def first(self) -> Gguf:
         """The file that was named."""
         return self.files[0]
 
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors of all files."""
+        return {name: tensor for file in self.files for name, tensor in file.tensors.items()}
+
     def has_tensor(self, name: str) -> bool:
         """Whether any of the files holds the tensor."""
-        return any(name in file.tensors for file in self.files)
+        return name in self.tensors
 
     def hparam(self, name: str) -> int | None:
         """Return the integer ``{arch}.{name}``."""
@@ -104,6 +119,7 @@ class _Reader:
         self.data = data
         self.end = len(data)
         self.pos = 0
+        self.tokens: list[bytes] = []
 
     def fail(self, what: str) -> NoReturn:
         raise ModelError(f"{self.shown}: {what}")
@@ -135,28 +151,37 @@ class _Reader:
             return self.text(self.end, what)
         if kind == _ARRAY:
             kind, count = self.scalar("<I", what), self.scalar("<Q", what)
+            values: tuple[Any, ...] = ()
             if kind == _STRING:
-                self._skip_strings(count, what)
+                self._strings(count, what, self.tokens if key == TOKENS else None)
             elif kind in _SCALARS:
                 size = struct.calcsize(_SCALARS[kind]) * count
                 self.need(size, what)
+                if count <= _MAX_LAYERS:
+                    letter = _SCALARS[kind][1]
+                    values = struct.unpack_from(f"<{count}{letter}", self.data, self.pos)
                 self.pos += size
             else:
                 self.fail(f"{what} is an array of unknown type {kind}")
-            return Array(kind, count)
+            return Array(kind, count, values)
         if kind not in _SCALARS:
             self.fail(f"{what} has unknown type {kind}")
         value = self.scalar(_SCALARS[kind], what)
         return bool(value) if kind == _BOOL else value
 
-    def _skip_strings(self, count: int, what: str) -> None:
+    def _strings(self, count: int, what: str, found: list[bytes] | None) -> None:
         self.need(8 * count, what)
         length_at = struct.Struct("<Q").unpack_from
         data, pos, last = self.data, self.pos, self.end - 8
         for _ in range(count):
             if pos > last:
                 self.fail(f"truncated or damaged: {what} does not fit into the file")
-            pos += 8 + length_at(data, pos)[0]
+            start = pos + 8
+            pos = start + length_at(data, pos)[0]
+            if found is not None:
+                if pos - start > _MAX_KEY:
+                    self.fail(f"a token of {pos - start} bytes")
+                found.append(data[start:pos])
         self.pos = pos
         self.need(0, what)
 
@@ -210,6 +235,8 @@ class _Reader:
             found[name] = (shape, kind, offset)
         start = -(-self.pos // alignment) * alignment
         for name, (_, _, offset) in found.items():
+            if (start + offset) % _PLACED:
+                self.fail(f"tensor '{printable(name)}' does not lie at a multiple of {_PLACED}")
             if start + offset + sizes[name] > self.end:
                 self.fail(
                     f"truncated: tensor '{printable(name)}' ends at byte "
@@ -260,7 +287,7 @@ def read(path: str | os.PathLike[str]) -> Gguf:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"{shown}: {printable(reason)}") from None
-    return Gguf(path, version, metadata, tensors)
+    return Gguf(path, version, metadata, tensors, reader.tokens)
 
 
 def read_model(path: str | os.PathLike[str]) -> ModelHeader:
@@ -277,18 +304,13 @@ def read_model(path: str | os.PathLike[str]) -> ModelHeader:
     arch = first.metadata.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         refuse("no architecture in the metadata; this is not a model")
-    header = ModelHeader((first, *_further_splits(first, refuse)), arch)
-    layers = header.hparam("block_count")
-    if layers is not None and not 0 < layers <= _MAX_LAYERS:
-        refuse(f"{layers} layers; 1 to {_MAX_LAYERS} are possible")
-    nextn = header.hparam("nextn_predict_layers")
-    if nextn is not None and not 0 <= nextn <= (layers or 0):
-        refuse(f"{nextn} NextN blocks among {layers} layers")
-    if f"{arch}.rope.dimension_sections" in first.metadata and (
-        header.hparam("rope.dimension_count") == 0
-    ):
-        # ggml's loop over the sections would never end, and nothing can interrupt it.
-        refuse("rotary sections of no dimension")
+    if not isinstance(first.metadata.get(TOKENS, Array(_STRING, 0)), Array):
+        refuse(f"metadata '{TOKENS}' is no list")
+    vocabulary = Vocabulary.of(first.metadata, first.tokens)
+    files = (replace(first, tokens=()), *_further_splits(first, refuse))
+    header = ModelHeader(files, arch, vocabulary)
+    for part in (vocabulary.check, partial(hparams.check, header), partial(tensors.check, header)):
+        part(refuse)
     return header
 
 

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mtpstats.errors import InputError, LlamaError, ModelError
-from mtpstats.llama import arch, gguf
+from mtpstats.llama import arch, gguf, vocabulary
 from mtpstats.llama.arch import Arch
 from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.placement import Placement
+from mtpstats.llama.stack import call_with_stack
 from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mtpstats.llama.library import Library
 
 _INT32_MAX = 2**31 - 1
+_LEAST_STACK = 1 << 20
 _VOCAB_TYPE_NONE = CONSTANTS["LLAMA_VOCAB_TYPE_NONE"]
 
 
@@ -227,12 +229,15 @@ class Model:
         vocab = self._tokenizer()
         if add_special:
             self._check_ends(vocab)
-        count = len(raw) + 8
+        obstacle = self.header.vocabulary.obstacle(text)
+        if obstacle is not None:
+            raise InputError(f"the text cannot become tokens: {obstacle}")
+        count, stack = len(raw) + 8, vocabulary.stack_size(text)
         for _ in range(2):
             tokens = (ctypes.c_int32 * count)()
-            made = self._fn.llama_tokenize(
-                vocab, raw, len(raw), tokens, count, add_special, parse_special
-            )
+            call = partial(self._fn.llama_tokenize, vocab, raw, len(raw), tokens, count,
+                           add_special, parse_special)  # fmt: skip
+            made = call_with_stack(stack + _LEAST_STACK, call) if stack else call()
             if made >= 0:
                 return list(tokens[:made])
             if made == -_INT32_MAX - 1:
