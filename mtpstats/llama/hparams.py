@@ -352,8 +352,6 @@ class _Checker:
         self.demand(0 < times <= _MAX_ITERATIONS, f"{times} Sinkhorn iterations")
         hashed = self.integer("hash_layer_count")
         self.demand(hashed <= self.trunk, f"{hashed} hash layers")
-        ratios = self.metadata.get(f"{self.arch}.attention.compress_ratios")
-        self.demand(hasattr(ratios, "values"), "no list of compression ratios")
         # llama.cpp divides by zero.
         same = self.length("key", False) == self.integer("attention.indexer.key_length")
         self.demand(not same, "an indexer with keys as long as the attention's")
