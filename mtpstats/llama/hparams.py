@@ -49,6 +49,15 @@ def check(header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
         checker.special()
 
 
+def check_shared(head: ModelHeader, target: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
+    """Refuse a head that reads the cells of another target than the one it was made for."""
+    ours, theirs = _Checker(head, refuse), _Checker(target, refuse)
+    for i, windowed in enumerate(ours.windowed):
+        other = theirs.layers - (2 if windowed else 1)
+        if ours.cells(i) != theirs.cells(other):
+            refuse(f"its layer {i} cannot read the cells of the target's layer {other}")
+
+
 class _Checker:
     def __init__(self, header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
         self.header = header
@@ -177,6 +186,16 @@ class _Checker:
         full = self.integer(f"attention.{what}_length", default)
         return self.integer(f"attention.{what}_length_swa", full) if windowed else full
 
+    def kv_heads(self) -> list[int]:
+        """Heads of keys of each layer."""
+        name = "attention.head_count_kv"
+        return self.each(name if f"{self.arch}.{name}" in self.metadata else "attention.head_count")
+
+    def cells(self, i: int) -> tuple[bool, int, int]:
+        """Whether a layer has a window, its heads of keys, and their length."""
+        windowed = self.windowed[i]
+        return windowed, self.kv_heads()[i], self.length("key", windowed)
+
     def rotary(self) -> None:
         """Rotated dimensions: ggml's loop over none of them never ends."""
         if self.arch in _UNROTATED:
@@ -210,9 +229,7 @@ class _Checker:
 
     def heads(self) -> None:
         """Attention heads: their numbers and lengths must give the extents of the tensors."""
-        n_head, n_head_kv = self.each("attention.head_count"), self.each("attention.head_count_kv")
-        if f"{self.arch}.attention.head_count_kv" not in self.metadata:
-            n_head_kv = n_head
+        n_head, n_head_kv = self.each("attention.head_count"), self.kv_heads()
         if self.arch not in _UNEQUAL_HEADS:
             for windowed in (False, True):
                 key, value = self.length("key", windowed), self.length("value", windowed)
@@ -335,8 +352,6 @@ class _Checker:
         self.demand(0 < times <= _MAX_ITERATIONS, f"{times} Sinkhorn iterations")
         hashed = self.integer("hash_layer_count")
         self.demand(hashed <= self.trunk, f"{hashed} hash layers")
-        ratios = self.metadata.get(f"{self.arch}.attention.compress_ratios")
-        self.demand(hasattr(ratios, "values"), "no list of compression ratios")
         # llama.cpp divides by zero.
         same = self.length("key", False) == self.integer("attention.indexer.key_length")
         self.demand(not same, "an indexer with keys as long as the attention's")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mtpstats.errors import InputError, ModelError
-from mtpstats.llama import arch
+from mtpstats.llama import arch, hparams
 from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
 
@@ -86,6 +86,12 @@ def check_mtp(model: Model, n_rs_seq: int, target: Model | None) -> None:
     wanted = known.target or model.header.arch if known is not None else target.header.arch
     if target.header.arch != wanted:
         raise ModelError(f"{name} drafts for {wanted} models only; {theirs} is {target.arch}")
+    if known is not None and known.target:
+
+        def refuse(what: str) -> NoReturn:
+            raise ModelError(f"{name} does not fit the target {theirs}: {what}")
+
+        hparams.check_shared(model.header, target.header, refuse)
     for what, ours, other in (
         ("hidden rows", model.n_embd_out, target.n_embd_out),
         ("a vocabulary", model.n_vocab, target.n_vocab),

@@ -22,7 +22,8 @@ from deadly import DEADLY
 from forkserver import ForkServer, Outcome
 
 from mtpstats.errors import ModelError
-from mtpstats.llama import gguf
+from mtpstats.llama import Library, Model, gguf
+from mtpstats.speculate import DraftSettings, Speculator
 
 TIMEOUT = 20.0
 BENCH = ("bench", "-p", "the time of é <|end|>", "-n", "4", "-t", "1")
@@ -111,6 +112,21 @@ def test_what_was_deadly_is_refused_by_name(
         path.write_bytes(named[name]())
         with pytest.raises(ModelError, match=re.escape(words)):
             gguf.read_model(path)
+
+
+def test_a_head_for_another_target_is_refused(
+    lib: Library, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    named = {m.name: m for m in mutations.of(tiny("gemma4-assistant").read_bytes())}
+    path = tmp_path / "head.gguf"
+    # Its target has one head of keys.
+    path.write_bytes(named["gemma4-assistant.attention.head_count_kv = 2"]())
+    with (
+        Model(lib, tiny("gemma4")) as target,
+        Model(lib, path) as head,
+        pytest.raises(ModelError, match="layer 0 cannot read the cells of the target's layer 1"),
+    ):
+        Speculator(target, draft=DraftSettings(), draft_model=head, n_ctx=256)
 
 
 @pytest.mark.parametrize("base", ["hybrid", "attention"])

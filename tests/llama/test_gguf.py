@@ -94,11 +94,28 @@ def test_type_sizes_are_ggmls_own(lib: Library) -> None:
         (header([key(b"a", 8, struct.pack("<Q", 2**64 - 1))], []), "'a' does not fit"),
         (header([key(b"\x1b[2J", 99, b"")], []), r"'\\x1b\[2J' has unknown type"),
         (header([key(b"general.alignment", 10, bytes(8))], []), "not a uint32"),
+        (header([key(b"split.no", 4, bytes(4))], []), "'split.no' is not a uint16"),
         (header([key(b"general.alignment", 4, struct.pack("<I", 24))], []), "power of two"),
         (header([key(b"general.alignment", 4, bytes(4))], []), "power of two"),
         (header([], [tensor(b"t", (4,), 0, 0)]), "truncated: tensor 't' ends at byte"),
         (header([], [tensor(b"t", (4,), 0, 32)], data=64), "offset 32, expected 0"),
         (header([], [tensor(b"t", (4,), 0, 0)] * 2, data=64), "'t' occurs twice"),
+        (
+            header(
+                [key(b"general.alignment", 4, struct.pack("<I", 4))],
+                [tensor(b"t", (1,), 0, 0)],
+                data=64,
+            ),
+            "'t' does not lie at a multiple of 32",
+        ),
+        (
+            header(
+                [key(b"tokenizer.ggml.tokens", 9, struct.pack("<IQQ", 8, 1, 70000))],
+                [],
+                data=80000,
+            ),
+            "a token of 70000 bytes",
+        ),
         (header([], [tensor(b"t", (0,), 0, 0)], data=64), "impossible shape"),
         (header([], [tensor(b"t", (2**32, 2**32), 0, 0)], data=64), "impossible shape"),
         (header([], [tensor(b"t", (1,) * 5, 0, 0)], data=64), "5 dimensions"),
