@@ -34,6 +34,8 @@ __all__ = ["Limits", "Plan", "Step", "make", "recommend", "to_dict", "verdict", 
 
 SCHEMA: Final = "mtpstats.plan/1"
 FEW_PROMPTS: Final = 10
+SAME: Final = 0.005
+"""Speeds that differ less, as a part of them, are alike."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class Step:
     """Of seconds per verification."""
 
     @property
-    def pays(self) -> bool:
-        """Whether tokens grow faster than time."""
-        return self.tokens > self.seconds
+    def pays(self) -> bool | None:
+        """Whether tokens grow faster than time; None: it makes no difference to speak of."""
+        gain = (1 + self.tokens) / (1 + self.seconds) - 1
+        return gain > 0 if abs(gain) >= SAME else None
 
 
 @dataclass(frozen=True)
@@ -333,7 +336,7 @@ def wider(plan: Plan) -> str:
     name += f") would run at {_times(gain)} times the speed of the fastest chain"
     if gain.above_1:
         return f"Wider would pay, in an engine that can: {name}."
-    if (gain.value if gain.hi is None else gain.hi) <= 1:
+    if (gain.value if gain.hi is None else gain.hi) < 1 + SAME:
         return f"Wider does not pay: {name}."
     return f"Whether wider pays is too close to tell: {name}."
 

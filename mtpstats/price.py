@@ -177,6 +177,7 @@ class Pricer:
         follow = self._seconds("follow", rows.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         each = costs.other_verification if drafting else costs.other_plain
+        in_target = np.einsum("bn,bn->b", rows, verify)
         n = max(1.0, float(passes[0]))
         return Priced(
             policy=policy,
@@ -184,12 +185,13 @@ class Pricer:
             verifications=passes,
             tokens=tokens,
             parts={
-                "verify": np.einsum("bn,bn->b", rows, verify),
+                "verify": in_target,
                 "follow": np.einsum("bn,bn->b", rows, follow),
                 "draft": np.einsum("bn,bn->b", widths, draft),
                 "other": passes * each + tokens * costs.other_token,
             },
-            bare=passes * self._seconds("verify", 1)[:, 0],
+            # More rows never take less time; where they seem to, that is noise.
+            bare=np.minimum(passes * self._seconds("verify", 1)[:, 0], in_target),
             nodes=float(done.drafted.sum()) / n,
             steps=float(widths[0].sum()) / n,
             extrapolated=not costs.measured(_widest(done.rows), _widest(done.widths)),

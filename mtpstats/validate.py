@@ -43,7 +43,7 @@ __all__ = [
 
 SCHEMA: Final = "mtpstats.validate/1"
 SPACING: Final = 4.0
-ALIKE: Final = 0.01
+ALIKE: Final = 0.05
 """Chains whose drafts differ less, as a part of them, are not both run."""
 CLOSE: Final = 0.03
 """The best predicted policy has held if it measures this close to the best measured one."""

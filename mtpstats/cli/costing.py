@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,9 @@ def known_costs(trace: Trace, path: Path, asked: options.CostOptions) -> Costs |
     stored = trace.header.get("cost")
     if asked.measure or stored is None:
         return None
-    return Costs.from_dict(stored, f"{printable(str(path))}: cost")
+    costs = Costs.from_dict(stored, f"{printable(str(path))}: cost")
+    known = {key: trace.header.get(key) for key in ("environment", "model", "settings")}
+    return replace(costs, facts={k: v for k, v in known.items() if v is not None} | costs.facts)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ _FREE = {
     "rows": "drafted rows cost the target nothing",
     "acceptance": "everything drafted were accepted",
 }
+_ANSWERS = {True: "pays", False: "does not pay", None: "makes no difference"}
 _MOST = {
     "head": "what the head costs",
     "rows": "what verifying more rows costs",
@@ -196,7 +197,7 @@ def _limits(plan: Plan) -> str:
         for key, times in limits.free.items()
     ]
     for step in limits.steps:
-        answer = "pays" if step.pays else "does not pay"
+        answer = _ANSWERS[step.pays]
         lines.append(
             wrapped(
                 f"  {step.name}: {100 * step.tokens:+.1f} % tokens, {100 * step.seconds:+.1f} % "

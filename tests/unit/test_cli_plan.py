@@ -62,9 +62,11 @@ def test_a_plan_by_a_cost_file(
 
 
 def test_costs_of_the_trace_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = recorded(tmp_path / "run.trace", cost=COST)
+    run = recorded(tmp_path / "run.trace", cost=COST, environment={"cpu": "Z80"})
     assert cli.main(["plan", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["costs"]["draft"]["1"]["median"] == 1
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    assert costs["draft"]["1"]["median"] == 1
+    assert costs["environment"] == {"cpu": "Z80"}  # where it was recorded
     bad = recorded(tmp_path / "bad.trace", cost={**COST, "draft": {}})
     assert "bad.trace: cost: draft is {}" in error_of(capsys, "plan", bad)
 

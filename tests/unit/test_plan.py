@@ -117,6 +117,17 @@ def test_means_where_they_explain_real_runs_better() -> None:
         assert price(ONE, Chain(1), of).parts["verify"][0] == pytest.approx(4 * a_pass * times)
 
 
+def test_rows_that_seem_to_take_less_time_are_noise() -> None:
+    priced = price(ONE, Chain(1), costs({1: 10, 2: 8}, draft=1))
+    assert priced.parts["verify"][0] == priced.bare[0] == 4 * 8
+
+
+def test_a_step_may_make_no_difference() -> None:
+    assert [plans.Step("", tokens, 0.1).pays for tokens in (0.11, 0.103, 0.097, 0.09)] == [
+        True, None, None, False,
+    ]  # fmt: skip
+
+
 def test_a_head_that_follows_for_nothing() -> None:
     alone = costs({1: 10}, draft=2, other_draft=0.5)
     shared = Costs(alone.verify, alone.draft, None, other_draft=0.5)
