@@ -236,14 +236,23 @@ def _refuse_constant(name: str) -> None:
 
 def validate(result: Any, where: str) -> None:
     """Raise ``InputError`` unless ``result`` has the schema and every key the right type."""
-    if not isinstance(result, dict) or "schema" not in result:
-        raise InputError(f'{where}: not a result of mtpstats: it has no "schema"')
-    if result["schema"] != SCHEMA:
+    check_record(result, where, "result of mtpstats", SCHEMA, _RESULT)
+
+
+def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str, Any]) -> None:
+    """Raise ``InputError`` unless ``record`` has the schema and the keys of ``spec``.
+
+    ``spec`` maps keys (a key that ends in "?" may be missing) to a type, a dict of keys, [what each
+    of a list is], or (what it is if not None, None).
+    """
+    if not isinstance(record, dict) or "schema" not in record:
+        raise InputError(f'{where}: not a {what}: it has no "schema"')
+    if record["schema"] != schema:
         raise InputError(
-            f"{where}: schema {printable(repr(result['schema']))} is unknown; "
-            f"this version reads {SCHEMA}"
+            f"{where}: schema {printable(repr(record['schema']))} is unknown; "
+            f"this version reads {schema}"
         )
-    _check(result, _RESULT, where, "")
+    _check(record, spec, where, "")
 
 
 def _check(value: Any, spec: Any, where: str, key: str) -> None:

@@ -659,6 +659,18 @@ class ReportForm:
         help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
         "[default: none]",
     )
+    plan: Path | None = _option(
+        "--plan",
+        type=values.file(),
+        metavar="FILE",
+        help="Also draw the predicted speeds of a plan, of plan -o.  [default: none]",
+    )
+    validation: Path | None = _option(
+        "--validation",
+        type=values.file(),
+        metavar="FILE",
+        help="And what was measured, of validate -o.  [default: none]",
+    )
 
 
 @dataclass(frozen=True)

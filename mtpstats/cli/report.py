@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mtpstats.cli import options
 from mtpstats.cli.streams import to_stdout
+
+if TYPE_CHECKING:
+    from mtpstats.report.figures import Chart
 
 EXAMPLES = """\
 Examples:
@@ -21,6 +25,8 @@ Examples:
       every figure with its interval, one a line
   mtpstats report result.json --html report.html --plot figures.svg
       a page to send to a colleague, and a picture
+  mtpstats report result.json --html report.html --plan plan.json --validation check.json
+      with the predicted speeds of a plan, and what was measured
 """
 
 
@@ -32,30 +38,39 @@ def command(result: Path, form: options.ReportForm) -> None:
     if form.markdown + form.csv + form.json > 1:
         raise click.UsageError("--markdown, --csv and --json are one form each; ask for one")
     files = [path for path in (form.html, form.plot) if path is not None]
+    if form.plan is not None and not files:
+        raise click.UsageError("--plan is a figure: it wants --html or --plot")
+    if form.validation is not None and form.plan is None:
+        raise click.UsageError("--validation belongs to a --plan")
 
     from mtpstats import result as results
     from mtpstats.cli.result_files import read_results
 
     (read,) = read_results([result])
+    more = []
+    if form.plan is not None:
+        from mtpstats.report import planned
+
+        more.append(planned.chart(form.plan, form.validation))
     for path in files:
         results.check_writable(path)
     if form.html is not None:
         from mtpstats.report import page
 
-        results.write_file(form.html, page.render(read).encode())
+        results.write_file(form.html, page.render(read, more).encode())
     if form.plot is not None:
-        results.write_file(form.plot, _picture(form.plot, read))
+        results.write_file(form.plot, _picture(form.plot, read, more))
     if form.markdown or form.csv or form.json or not files:
         to_stdout(_rendered(read, form))
 
 
-def _picture(path: Path, read: dict[str, Any]) -> bytes:
+def _picture(path: Path, read: dict[str, Any], more: Sequence[Chart]) -> bytes:
     from mtpstats.report import figures, plot
     from mtpstats.summary import of_result
 
     summary = of_result(read)
     charts = figures.charts(summary) if summary is not None else []
-    return plot.picture(path, charts, read["model"]["file"] or "unknown model")
+    return plot.picture(path, [*charts, *more], read["model"]["file"] or "unknown model")
 
 
 def _rendered(read: dict[str, Any], form: options.ReportForm) -> str:

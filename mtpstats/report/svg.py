@@ -134,8 +134,9 @@ class _Frame:
         self.y_ticks = ticks(highest(chart))
         xs = [point.x for series in chart.series for point in series.points]
         self.x_ticks = ticks(1.0) if chart.x_percent else [float(x) for x in sorted({*xs})]
+        self.apart = 5.0  # pixels between series at one x, so that intervals can be told apart
         if len(self.x_ticks) > 16:
-            self.x_ticks = ticks(max(xs))
+            self.x_ticks, self.apart = ticks(max(xs)), 0.0
         if chart.x_percent:
             self.x_range = 0.0, 1.0
         else:
@@ -197,13 +198,13 @@ class _Frame:
         parts = []
         for point in series.points:
             if point.lo is not None and point.hi is not None and not math.isnan(point.lo):
-                at = f"{self.x(point.x) + 5 * index:.1f}"
+                at = f"{self.x(point.x) + self.apart * index:.1f}"
                 low, high = self.y(point.lo), self.y(min(point.hi, self.y_ticks[-1]))
                 parts.append(
                     f'<line class="bar {colour}" x1="{at}" y1="{low:.1f}" x2="{at}" '
                     f'y2="{high:.1f}"/>'
                 )
-        places = [(self.x(p.x) + 5 * index, self.y(p.y)) for p in series.points]
+        places = [(self.x(p.x) + self.apart * index, self.y(p.y)) for p in series.points]
         if series.form == "line":
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             parts.append(f'<polyline class="line {colour}" points="{path}"/>')

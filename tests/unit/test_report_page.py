@@ -227,6 +227,53 @@ def test_a_plans_figure_takes_plain_series():
     assert dot == pytest.approx(grid[0] + 59.5 / top * (grid[-1] - grid[0]), abs=0.06)
 
 
+def entry(policy: str, kind: str, rate: float, **where: float) -> dict:
+    figure = {"value": rate, "lo": rate - 5, "hi": rate + 5}
+    return {"policy": policy, "kind": kind, "n_max": None, "p_min": None, "n_nodes": None,
+            "tokens_per_second": figure, **where}  # fmt: skip
+
+
+PLAN = {
+    "schema": "mtpstats.plan/1",
+    "policies": [
+        entry("chain:n_max=2", "chain", 60, n_max=2, p_min=0.0),
+        entry("chain:n_max=1", "chain", 55, n_max=1, p_min=0.0),
+        entry("chain:n_max=2,p_min=0.5", "chain", 99, n_max=2, p_min=0.5),
+        entry("none", "none", 50),
+        entry("tree:[[0],[1]]", "tree", 58, n_nodes=2),
+        entry("gated:n_max=2", "gated", 99, n_max=2),
+    ],
+}
+CHECK = {
+    "schema": "mtpstats.validate/1",
+    "policies": [
+        {"policy": policy, "measured_tokens_per_second": {"value": rate, "lo": None, "hi": None}}
+        for policy, rate in (("chain:n_max=2", 57), ("chain:n_max=9", 9))
+    ],
+}
+
+
+def test_a_plan_and_its_validation_are_drawn(tmp_path, capsys):
+    for name, record in (("r", made(prompt())), ("p", PLAN), ("v", CHECK)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    r, p, v, page_ = (str(tmp_path / name) for name in ("r.json", "p.json", "v.json", "r.html"))
+    assert cli.main(["report", r, "--html", page_, "--plan", p, "--validation", v]) == 0
+    drawing = drawings((tmp_path / "r.html").read_text())["speed"]
+    assert [c.find("title").text.split(", d")[0] for c in drawing.findall("circle")] == [
+        *["chain, predicted"] * 3, *["tree, predicted"] * 2, "measured",
+    ]  # fmt: skip
+    assert ": 57" in drawing.findall("circle")[-1].find("title").text
+    written = ["--html", page_]
+    for bad in (["--plan", p], [*written, "--validation", v], [*written, "--plan", r],
+                [*written, "--plan", p, "--validation", p]):  # fmt: skip
+        assert cli.main(["report", r, *bad]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    broken = {**PLAN, "policies": [{**PLAN["policies"][0], "n_max": "2"}]}
+    (tmp_path / "p.json").write_text(json.dumps(broken))
+    assert cli.main(["report", r, "--html", page_, "--plan", p]) == 2
+    assert "policies[0].n_max is '2', expected a count" in capsys.readouterr().err
+
+
 # ---- picture files
 
 
