@@ -9,6 +9,9 @@ from mtpstats.stats import Snapshot
 NEAR_TIE = 1e-2
 """A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 
+NEAR_TIE = 1e-2
+"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
+
 
 @dataclass(frozen=True)
 class Sampling:

@@ -34,33 +34,34 @@ class _Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
-_SECONDS = dict.fromkeys(SECONDS, float)
+# A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
+_SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
+_COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
 _PROMPT: dict[str, Any] = {
     "id": str,
     "category": (str, None),
-    "prompt_sha256": str,
-    **dict.fromkeys(COUNTS, int),
-    "text": str,
+    "prompt_sha256": (str, None),
+    **_COUNTS,
+    "text": (str, None),
     "repeated_4grams": (float, None),
-    "stop": str,
+    "stop": (str, None),
     "seconds": _SECONDS,
     "positions": (dict, None),
     "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
 }
 _MODEL: dict[str, Any] = {
-    "file": str,
-    "size": int,
-    "sha256": (str, None),
-    "architecture": str,
-    "parameters": (int, None),
-    "vocabulary": int,
-    "nextn_blocks": int,
-    "quantisation": (str, None),
+    **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
+    **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
 }
-# A key that ends in "?" may be missing.
 _RESULT: dict[str, Any] = {
     "schema": str,
-    "environment": {"mtpstats": str, "time": str, "library": (dict, None), "devices": list},
+    "environment": {
+        "mtpstats": str,
+        "time": (str, None),
+        "library": (dict, None),
+        "devices": list,
+        "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
+    },
     "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
         "n_predict": (_Signed, None),
@@ -74,7 +75,7 @@ _RESULT: dict[str, Any] = {
     },
     "prompts": [_PROMPT],
     "total": {
-        **dict.fromkeys(COUNTS, int),
+        **_COUNTS,
         "seconds": _SECONDS,
         "positions": (dict, None),
         "tokens_per_second": (float, None),
@@ -109,25 +110,49 @@ def _total(prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from mtpstats.stats import Snapshot
 
     positions = [p["positions"] for p in prompts if p["positions"] is not None]
-    merged = Snapshot.merge(*map(Snapshot.from_dict, positions)).to_dict() if positions else None
-    seconds = {part: math.fsum(p["seconds"][part] for p in prompts) for part in SECONDS}
+    merged = None
+    if positions:
+        snapshots, unknown = Snapshot.from_partial(positions)
+        merged = Snapshot.merge(*snapshots).to_dict(unknown)
+    seconds = _added([p["seconds"] for p in prompts])
     plain = [p["baseline"] for p in prompts if p["baseline"] is not None]
-    counts = {key: sum(p[key] for p in prompts) for key in COUNTS}
+    counts = {key: _sum([p[key] for p in prompts]) for key in COUNTS}
     return {
         **counts,
         "seconds": seconds,
         "positions": merged,
         "tokens_per_second": _rate(counts["tokens"], seconds),
         "baseline_tokens_per_second": _rate(
-            sum(b["tokens"] for b in plain),
-            {part: math.fsum(b["seconds"][part] for b in plain) for part in SECONDS},
+            sum(b["tokens"] for b in plain), _added([b["seconds"] for b in plain])
         ),
     }
 
 
-def _rate(tokens: int, seconds: dict[str, float]) -> float | None:
-    spent = seconds["target"] + seconds["head"] + seconds["other"]
-    return tokens / spent if spent > 0 else None
+def _sum(numbers: Sequence[Any]) -> Any:
+    """Return the exact sum; None where a part is not known."""
+    if any(number is None for number in numbers):
+        return None
+    whole = not any(isinstance(number, float) for number in numbers)
+    return sum(numbers) if whole else math.fsum(numbers)
+
+
+def _added(parts: Sequence[dict[str, float | None]]) -> dict[str, Any]:
+    total = {part: _sum([p[part] for p in parts]) if parts else 0.0 for part in SECONDS}
+    if any("generation" in p for p in parts):
+        total["generation"] = _sum([generation_seconds(p) for p in parts])
+    return total
+
+
+def generation_seconds(seconds: dict[str, float | None]) -> float | None:
+    """Return the time of one generation or of many: by its parts, or as a whole."""
+    if seconds.get("generation") is not None:
+        return seconds["generation"]
+    return _sum([seconds[part] for part in SECONDS[1:]])  # type: ignore[no-any-return]
+
+
+def _rate(tokens: int, seconds: dict[str, float | None]) -> float | None:
+    spent = generation_seconds(seconds)
+    return tokens / spent if spent else None
 
 
 @dataclass(frozen=True)
@@ -141,8 +166,9 @@ class Timing:
     tokens_per_second: float | None
     baseline_tokens_per_second: float | None
     speedup: float | None
-    prompt_seconds: float
-    seconds: dict[str, float]
+    prompt_seconds: float | None
+    generation_seconds: float | None
+    seconds: dict[str, float | None]
     shares: dict[str, float | None]
 
 
@@ -150,15 +176,19 @@ def timing(result: dict[str, Any]) -> Timing:
     """Return the figures of time that a report shows."""
     total = result["total"]
     seconds = {part: total["seconds"][part] for part in SECONDS[1:]}
-    spent = math.fsum(seconds.values())
+    spent = generation_seconds(total["seconds"])
     drafted, plain = total["tokens_per_second"], total["baseline_tokens_per_second"]
     return Timing(
         tokens_per_second=drafted,
         baseline_tokens_per_second=plain,
         speedup=drafted / plain if drafted is not None and plain else None,
         prompt_seconds=total["seconds"]["prompt"],
+        generation_seconds=spent,
         seconds=seconds,
-        shares={part: value / spent if spent > 0 else None for part, value in seconds.items()},
+        shares={
+            part: value / spent if spent and value is not None else None
+            for part, value in seconds.items()
+        },
     )
 
 
@@ -236,7 +266,7 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
         for i, item in enumerate(value):
             _check(item, spec[0], where, f"{key}[{i}]")
     elif not _is_a(value, spec):
-        raise InputError(f"{where}: {key} is {_described(value)}, expected {_NAMES[spec]}")
+        raise InputError(f"{where}: {key} is {described(value)}, expected {_NAMES[spec]}")
 
 
 _NAMES = {
@@ -260,7 +290,8 @@ def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, int if kind is _Signed else kind)
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """Return a value of a file as an error line quotes it: one short, printable line."""
     if value is None:
         return "null"
     if isinstance(value, (dict, list)):
@@ -287,7 +318,11 @@ def check_writable(path: Path) -> None:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write a result, whole or not at all; what stood there before stays if writing fails."""
-    data = dumps(result).encode()
+    write_file(path, dumps(result).encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write any file in the same way."""
     try:
         if _is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)

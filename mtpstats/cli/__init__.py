@@ -22,6 +22,10 @@ from mtpstats.text import printable
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
     "record": "Record once what any drafting policy can be replayed from.",
+    "report": "Show a result again: as text, Markdown, CSV, JSON, HTML or a picture.",
+    "compare": "Compare results of the same prompts with the first one.",
+    "merge": "Add up the results of a run that was split by prompts.",
+    "import": "Make a result of what a llama-server logged or counted.",
     "replay": "Say from a trace what drafting policies would have done.",
     "plan": "Predict the speed of every drafting policy, and recommend one.",
     "validate": "Run the fastest policies for real, predicted beside measured.",
@@ -34,6 +38,7 @@ EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
+  mtpstats report a.json                   the result again
   mtpstats record -m model.gguf -o run.trace
                                            record once ...
   mtpstats replay run.trace                ... what other drafts would have done
@@ -41,6 +46,11 @@ Examples:
   mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """
+
+
+def module(name: str) -> str:
+    """Return the name of a command's module; ``import`` is no name for one."""
+    return "imports" if name == "import" else name
 
 
 class _Group(click.Group):
@@ -52,7 +62,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"mtpstats.cli.{cmd_name}").command
+        command = import_module(f"mtpstats.cli.{module(cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
-from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.cli.output import check, deliver
+from mtpstats.cli.streams import last_words, show_log, to_stderr
 
 if TYPE_CHECKING:
     from mtpstats.run import BenchSettings
@@ -64,7 +64,7 @@ def command(
     draft position, how often a drafted token was accepted, and which rank among the head's
     candidates the target's own choice had: whether to draft deeper or wider.
     """
-    _check_output(output)
+    check(output)
     sampling = inputs.with_seed(sampling)
     prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
     selection = inputs.selection(choice)
@@ -101,27 +101,13 @@ def command(
     except runs.BenchStopped as stop:
         line.clear()
         if stop.result["prompts"]:
-            _deliver(stop.result, output)
+            deliver(stop.result, output)
         raise
     finally:
         line.clear()
         if stream is not None:
             stream.close()
-    _deliver(result, output)
-
-
-def _check_output(output: options.OutputOptions) -> None:
-    """Refuse before a long run what could not be written after it."""
-    if output.output is None:
-        if sys.stdout is None:
-            raise InputError("standard output is closed and no -o FILE is given: nowhere to write")
-        return
-    if str(output.output) == "-":
-        raise InputError("-o wants a file name; --json writes to standard output")
-
-    from mtpstats import result
-
-    result.check_writable(output.output)
+    deliver(result, output)
 
 
 def _settings(
@@ -144,31 +130,11 @@ def _settings(
     )
 
 
-def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
-    """Write the file, then print; a file that fails at last does not take the table with it."""
-    from mtpstats import result as results
-
-    failure: MtpStatsError | None = None
-    if output.output is not None:
-        try:
-            results.write(output.output, result)
-        except MtpStatsError as error:
-            failure = error
-    if output.json:
-        to_stdout(results.dumps(result))
-    else:
-        from mtpstats.report import text
-
-        to_stdout(text.render(result))
-    if failure is not None:
-        raise failure
-
-
 def _rescue(finished: dict[str, Any], output: options.OutputOptions) -> str:
     """Deliver what was finished before llama.cpp gave up; say what it was."""
     done, planned = len(finished["prompts"]), finished["settings"]["n_prompts"]
     said = f"{done} of {planned} prompts were finished"
     if not done:
         return f"{said}, nothing was written"
-    _deliver(finished, output)
+    deliver(finished, output)
     return said if output.output is None else f"{said} and are in {output.output}"

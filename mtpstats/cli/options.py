@@ -614,6 +614,64 @@ class JsonOption:
 
 
 @dataclass(frozen=True)
+class CompareOptions:
+    """What a comparison must not show."""
+
+    HEADING = "Check"
+
+    fail_if_worse: float | None = _option(
+        "--fail-if-worse",
+        type=values.share,
+        default=None,
+        metavar="PERCENT",
+        help="End with exit code 3 if a result is worse than the first by more than this, beyond "
+        "chance.  [default: no check]",
+    )
+    fail_on: tuple[str, ...] = _option(
+        "--fail-on",
+        type=click.Choice(["length", "acceptance", "speed"]),
+        multiple=True,
+        default=("length",),
+        help="Which figure is checked: mean acceptance length, accepted of drafted, tokens/s. "
+        "Repeatable.  [default: length]",
+    )
+
+
+@dataclass(frozen=True)
+class ReportForm:
+    """How a result is shown."""
+
+    HEADING = "Output (one form; text if none is asked for)"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown.")
+    csv: bool = _option("--csv", is_flag=True, help="Print every figure as a line of CSV.")
+    json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
+    html: Path | None = _option(
+        "--html",
+        type=values.file(),
+        metavar="FILE",
+        help="Write one self-contained page with figures.  [default: none]",
+    )
+    plot: Path | None = _option(
+        "--plot",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
+        "[default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class ComparisonForm:
+    """How a comparison is printed."""
+
+    HEADING = "Output"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown instead of text.")
+    json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
+
+
+@dataclass(frozen=True)
 class LogOption:
     """What libllama says."""
 

@@ -133,7 +133,7 @@ def _record(report: Report, found: list[Replay]) -> dict[str, Any]:
                 {
                     "position": position.index,
                     "reached": position.reached,
-                    "ranks": list(position.rank_counts),
+                    "ranks": list(position.rank_counts or ()),
                     "miss": position.miss_count,
                     "overlap": _interval(report.overlaps[position.index]),
                 }

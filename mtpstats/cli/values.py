@@ -122,6 +122,11 @@ def file(**kinds: bool) -> click.Path:
     return _File(path_type=Path, **kinds)
 
 
+def share(value: str) -> float:
+    """Read a percentage, with or without its sign, as a share."""
+    return real(0, 100)(value.removesuffix("%").rstrip()) / 100
+
+
 def json_object(value: str | dict[str, Any]) -> dict[str, Any]:
     """Read a JSON object."""
     import json

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mtpstats.plan import Plan, verdict, wider
 from mtpstats.price import Priced, label
-from mtpstats.report.text import _legend, _plural, _wrapped
+from mtpstats.report.numbers import legend, plural, wrapped
 from mtpstats.text import printable
 
 NAMES = 28
@@ -42,8 +42,8 @@ def render(plan: Plan) -> str:
         parts.append(_trees(plan))
     parts += [_pareto(plan), _limits(plan)]
     if plan.notes:
-        parts.append("".join(_wrapped(f"! {note}", "  ") for note in plan.notes))
-    parts += [_flags(plan), _wrapped(verdict(plan)) + _wrapped(wider(plan)) + _spec(plan)]
+        parts.append("".join(wrapped(f"! {note}", "  ") for note in plan.notes))
+    parts += [_flags(plan), wrapped(verdict(plan)) + wrapped(wider(plan)) + _spec(plan)]
     return "\n".join(parts)
 
 
@@ -53,14 +53,14 @@ def _header(plan: Plan) -> str:
     rows = [
         ("model", [printable(str(model.get(key) or "")) for key in ("file", "architecture")]),
         ("trace", [
-            _plural(len(trace.prompts), "prompt"),
-            _plural(int(plan.none.tokens[0]), "token"),
+            plural(len(trace.prompts), "prompt"),
+            plural(int(plan.none.tokens[0]), "token"),
             f"depth {trace.depth}{every}",
         ]),
         ("costs", _costs(plan)),
     ]  # fmt: skip
     return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
+        wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
         for name, cells in rows
         if any(cells)
     )
@@ -77,7 +77,7 @@ def _costs(plan: Plan) -> list[str]:
     )
     return [
         printable(str(environment.get("cpu") or "")),
-        _plural(threads if isinstance(threads, int) else None, "thread"),
+        plural(threads if isinstance(threads, int) else None, "thread"),
         f"after {costs.n_past:,} tokens" if costs.n_past is not None else "",
         f"ms to verify rows {verify}",
         f"to draft one {_short(1e3 * float(costs.draft(1)))}",
@@ -99,7 +99,7 @@ def _policies(plan: Plan) -> str:
     lines = [f"{'':<{NAMES + 3}}per verification", _HEAD]
     lines += [_row(name, priced) for name, priced in rows]
     lines.append(
-        _legend(
+        legend(
             "Predicted. nodes: tokens drafted and verified; times: speed over no drafting. "
             "* llama.cpp runs chains only."
         )
@@ -202,7 +202,7 @@ def _limits(plan: Plan) -> str:
     for step in limits.steps:
         answer = _ANSWERS[step.pays]
         lines.append(
-            _wrapped(
+            wrapped(
                 f"  {step.name}: {100 * step.tokens:+.1f} % tokens, {100 * step.seconds:+.1f} % "
                 f"time a verification: {answer}",
                 "    ",
@@ -232,4 +232,4 @@ def _spec(plan: Plan) -> str:
     """The best wide policy in full, for ``replay --policy``."""
     if plan.wide is None:
         return ""
-    return _wrapped(f"As a policy: {plan.wide.spec.replace(',', ', ')}", "  ")
+    return wrapped(f"As a policy: {plan.wide.spec.replace(',', ', ')}", "  ")

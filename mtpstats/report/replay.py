@@ -8,15 +8,15 @@ from typing import Any
 
 from mtpstats.figures import Figures
 from mtpstats.policy import Path, Tree
-from mtpstats.report.text import (
+from mtpstats.report.numbers import (
     WIDTH,
-    _count,
-    _legend,
-    _percent,
-    _percent_interval,
-    _plural,
-    _with_interval,
-    _wrapped,
+    counted,
+    legend,
+    percent,
+    percent_interval,
+    plural,
+    with_interval,
+    wrapped,
 )
 from mtpstats.summary import Estimate, Summary
 from mtpstats.text import printable
@@ -49,7 +49,7 @@ def render(report: Report) -> str:
     notes = [*report.notes]
     if report.incomplete:
         notes.append(f"the file is not complete: {report.incomplete}")
-    parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
+    parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
     return "\n".join(parts)
 
 
@@ -62,16 +62,16 @@ def _header(report: Report) -> str:
     rows = [
         ("model", [printable(str(model.get(key) or "")) for key in ("file", "architecture")]),
         ("trace", [
-            _plural(report.n_prompts, "prompt"),
-            _plural(report.n_tokens, "token"),
-            _plural(report.n_roots, "root"),
+            plural(report.n_prompts, "prompt"),
+            plural(report.n_tokens, "token"),
+            plural(report.n_roots, "root"),
             f"every {every} positions" if every > 1 else "",
             f"depth {header['depth']}",
         ]),
         ("target", [] if temp is None else [f"temperature {temp:g}"]),
     ]  # fmt: skip
     return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
+        wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9)
         for name, cells in rows
         if any(cells)
     )
@@ -81,16 +81,16 @@ def _policies(policies: Sequence[Figures]) -> str:
     lines = ["passes  tokens/pass (95 %)  acc. %  nodes  steps  policy"]
     for one in policies:
         cells = (
-            f"{_count(one.verifications, 6):>6}  {_with_interval(one.length):>19}"
-            f"  {_percent(one.acceptance):>6}  {_value(one.nodes):>5}  {_value(one.head_steps):>5}"
+            f"{counted(one.verifications, 6):>6}  {with_interval(one.length):>19}"
+            f"  {percent(one.acceptance):>6}  {_value(one.nodes):>5}  {_value(one.head_steps):>5}"
         )
         name = printable(one.policy)
         if len(cells) + 2 + len(name) <= WIDTH:
             lines.append(f"{cells}  {name}")
         else:
-            lines += [cells, _wrapped(" " * 8 + name, " " * 8).rstrip("\n")]
+            lines += [cells, wrapped(" " * 8 + name, " " * 8).rstrip("\n")]
     lines.append(
-        _legend(
+        legend(
             f"{_STARTS[policies[0].starts]} acc. %: accepted of the nodes sent; nodes, steps of "
             "the head: per pass of the target."
         )
@@ -116,18 +116,18 @@ def _head(report: Report) -> str:
     after = {(one.position, one.rank): one for one in report.continuations}
     for position in report.head.positions:
         i = position.index
-        shown = _percent_interval(position.rank1)
-        recall = "".join(f"{_percent(position.recall[k - 1]):>7}" for k in (2, 3, 8))
+        shown = percent_interval(position.rank1)
+        recall = "".join(f"{percent(position.recall[k - 1]):>7}" for k in (2, 3, 8))
         onward = "".join(
-            f"{_percent(after[i, rank].rate) if (i, rank) in after else '-':>9}" for rank in (1, 2)
+            f"{percent(after[i, rank].rate) if (i, rank) in after else '-':>9}" for rank in (1, 2)
         )
         overlap = report.overlaps[i] if i < len(report.overlaps) else None
         lines.append(
-            f"{position.number:>3} {_count(position.reached, 8):>8} {shown:>17}{recall}{onward}"
-            f"{_percent(overlap):>9}"
+            f"{position.number:>3} {counted(position.reached, 8):>8} {shown:>17}{recall}{onward}"
+            f"{percent(overlap):>9}"
         )
     lines.append(
-        _legend(
+        legend(
             "right %: the head's first choice, all before it right; @k: one of its k best. after "
             "r: where its r-th choice was right here, its first at the next position, in % (after "
             "2 is what a branch earns beyond its leaf). overlap: what a drafter that uses "
@@ -149,7 +149,7 @@ def _trees(report: Report) -> str:
             f"  {_length(one.half_length):>11}  {_length(one.other_half_length):>10}"
         )
     lines.append(
-        _legend(
+        legend(
             "replayed: in a run. uniform: the best any tree of this size has over all roots; if "
             "independent: what per-position rates make of that tree. from rates: in a run, the "
             "tree one would build from those rates. A tree chosen on half of the prompts, on "
@@ -162,16 +162,16 @@ def _trees(report: Report) -> str:
             path: f"{100 * share:.1f} %"
             for path, share in zip(one.tree.paths, one.shares, strict=True)
         }
-        lines.append(draw(one.tree, notes) + _wrapped(f"choices {one.tree.choices()}", " " * 8))
+        lines.append(draw(one.tree, notes) + wrapped(f"choices {one.tree.choices()}", " " * 8))
     return "\n".join(lines)
 
 
 def _tree_title(one: TreeChoice, unseen: Estimate) -> str:
     how = "improved by replaying" if one.improved else "the most frequent paths"
-    text = f"{_plural(len(one.tree), 'node')}, {how} (%: of all roots)"
+    text = f"{plural(len(one.tree), 'node')}, {how} (%: of all roots)"
     if unseen is not None:
-        text += f"; on unseen prompts {_with_interval(unseen)} tokens per pass"
-    return _wrapped(text).rstrip("\n")
+        text += f"; on unseen prompts {with_interval(unseen)} tokens per pass"
+    return wrapped(text).rstrip("\n")
 
 
 def _length(value: float | None) -> str:

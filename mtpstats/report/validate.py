@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtpstats.price import Figure, label, restless
-from mtpstats.report.text import _legend, _plural, _wrapped
+from mtpstats.report.numbers import legend, plural, wrapped
 from mtpstats.text import printable
 from mtpstats.validate import Checked, Validation, verdict
 
@@ -17,15 +17,15 @@ def render(validation: Validation) -> str:
         parts.append(_server(validation))
     notes = _notes(validation)
     if notes:
-        parts.append("".join(_wrapped(f"! {note}", "  ") for note in notes))
-    return "\n".join([*parts, _wrapped(verdict(validation))])
+        parts.append("".join(wrapped(f"! {note}", "  ") for note in notes))
+    return "\n".join([*parts, wrapped(verdict(validation))])
 
 
 def _header(validation: Validation) -> str:
     repeats = f", each {validation.repeats} times" if validation.repeats > 1 else ""
-    return _wrapped(
-        f"{_plural(len(validation.policies), 'policy').replace('policys', 'policies')} on "
-        f"{_plural(validation.n_prompts, 'prompt')}{repeats}, in turns"
+    return wrapped(
+        f"{plural(len(validation.policies), 'policy').replace('policys', 'policies')} on "
+        f"{plural(validation.n_prompts, 'prompt')}{repeats}, in turns"
     )
 
 
@@ -40,7 +40,7 @@ def _policies(validation: Validation) -> str:
             f"{_rate(checked.measured):>23} {100 * checked.error:>+6.1f}"
         )
     lines.append(
-        _legend(
+        legend(
             "off: predicted over measured. Intervals are over prompts, which prediction and "
             "measurement share: compare the figures."
         )

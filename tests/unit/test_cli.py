@@ -70,7 +70,7 @@ def test_each_command_is_listed_with_the_first_line_of_its_help(capsys):
     cli.main(["--help"])
     listed = capsys.readouterr().out
     for name, short in cli.COMMANDS.items():
-        command = import_module(f"mtpstats.cli.{name}").command
+        command = import_module(f"mtpstats.cli.{cli.module(name)}").command
         assert command.name == name
         assert command.help.splitlines()[0] == short
         assert f"\n  {name}  " in listed
@@ -79,7 +79,7 @@ def test_each_command_is_listed_with_the_first_line_of_its_help(capsys):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_is_documented_with_its_default(name):
-    command = import_module(f"mtpstats.cli.{name}").command
+    command = import_module(f"mtpstats.cli.{cli.module(name)}").command
     for param in command.params:
         if isinstance(param, click.Argument):  # its name is in the usage line
             continue

@@ -129,12 +129,14 @@ def line(report: str, start: str) -> str:
 
 # By hand: "b" has two prompts alike, so its counts are twice those of GOLDEN and Wilson's interval
 # is that of 6 of 8 (40.9 to 92.9); the two without a category are 3 of 4 and 0 of 2, in all 3 of 6,
-# and a bootstrap of two prompts reaches from the one's rate to the other's. Accepted per
-# verification of "b" are 2, 1, 1, 0 twice, of variance 1/2: 1.96 times the root of 1/16 is 0.49.
+# and a bootstrap of two prompts reaches from the one's rate to the other's; with so few, Wilson's
+# interval (of 3 of 6: 18.8 to 81.2) is held as well. Accepted per verification of "b" are 2, 1, 1,
+# 0 twice, of variance 1/2: 1.96 times the root of 1/16 is 0.49. Of the others they are 2, 1, 1, 0,
+# 0, 0, of mean 2/3 and variance 5/9: 1.96 times the root of 5/54 is 0.60.
 CATEGORIES = """\
 by category; accepted and rank 2 are of position 1
 category       prompts  tokens  accepted % (95 %) rank 2     length (95 %)  cov.
--                    2      10    50.0 (0.0-75.0)   16.7  1.67 (1.00-2.00)  1.00
+-                    2      10    50.0 (0.0-81.2)   16.7  1.67 (1.00-2.26)  1.00
 b                    2      16   75.0 (40.9-92.9)   25.0  2.00 (1.51-2.49)  1.00
   length: mean acceptance length; cov.: drafted per generated token.
 """
