@@ -117,7 +117,7 @@ def compare(a: tuple[str, dict[str, Any]], b: tuple[str, dict[str, Any]]) -> Com
         remarks.append(f"tokens/s are of unlike machines or loads: {differing} differ")
     if pairs:
         sides = [
-            _Side(results.with_prompts(whole, [pair[i] for pair in pairs]))
+            _Side(_with(whole, [pair[i] for pair in pairs]))
             for i, whole in enumerate((first, second))
         ]
     else:
@@ -217,6 +217,10 @@ def _pair(
         left = max(mine, others) - len(pairs)
         remarks.append(f"{left:,} prompts that only one of the two finished are left out")
     return pairs, remarks
+
+
+def _with(result: dict[str, Any], prompts: list[dict[str, Any]]) -> dict[str, Any]:
+    return result if prompts == result["prompts"] else results.with_prompts(result, prompts)
 
 
 # ---- figures

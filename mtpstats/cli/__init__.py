@@ -33,6 +33,7 @@ COMMANDS = {
 }
 
 MAX_LINE = 2000
+COMPLETE = "_MTPSTATS_COMPLETE"
 
 EXAMPLES = """\
 Examples:
@@ -97,6 +98,8 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         try:
+            if COMPLETE in os.environ:
+                return _completed(os.environ[COMPLETE])
             with Watch(), cli.make_context("mtpstats", arguments) as ctx:
                 cli.invoke(ctx)
         finally:
@@ -121,6 +124,13 @@ def main(args: Sequence[str] | None = None) -> int:
         kind = type(error).__name__
         return _failed(f"unexpected {kind}: {error} (MTPSTATS_TRACEBACK=1 shows where)", 1)
     return 0
+
+
+def _completed(instruction: str) -> int:
+    """Say to a shell what may follow, or how it is to ask; click's own words."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "mtpstats", COMPLETE, instruction)
 
 
 def _failed(message: str, code: int) -> int:

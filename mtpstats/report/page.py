@@ -17,6 +17,7 @@ from mtpstats.text import printable
 from mtpstats.verdict import deeper_or_wider
 
 _WIDE = 40
+_PRIVATE = ("command", "merged")  # command lines may hold prompts, and reports are passed on
 _OPEN = 100  # rows: a longer table starts folded
 
 # Nothing may be fetched and no script may run, whatever the result's strings say.
@@ -149,7 +150,7 @@ def _ranks(summary: Summary) -> str:
 
 
 def _prompts(prompts: Sequence[dict[str, Any]]) -> str:
-    """Return what became of each prompt. Its text is not shown: reports are passed on."""
+    """Return what became of each prompt, without its text."""
     columns = "n_prompt", "tokens", "verifications", "drafted", "accepted", "near_ties"
     rows = [
         (
@@ -176,5 +177,6 @@ def _everything(result: dict[str, Any]) -> str:
         (f"{part}.{key}", value if isinstance(value, str) else json.dumps(value))
         for part in ("model", "settings", "environment")
         for key, value in result[part].items()
+        if key not in _PRIVATE
     ]
     return f"<details><summary>all of it</summary>{_table((), rows, 2)}</details>"

@@ -122,6 +122,57 @@ def test_help_imports_neither_numpy_nor_the_bridge():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_the_reference_is_up_to_date():
+    root = Path(mtpstats.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, root / "docs" / "make_cli.py", "--check"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_reference_has_every_command_and_option():
+    page = (Path(mtpstats.__file__).parents[1] / "docs" / "cli.md").read_text()
+    sections = page.split("\n## mtpstats ")
+    for name in cli.COMMANDS:
+        (section,) = [text for text in sections if text.startswith(f"{name}\n")]
+        command = import_module(f"mtpstats.cli.{cli.module(name)}").command
+        for param in command.params:
+            for option in param.opts if isinstance(param, click.Option) else ():
+                assert f"`{option}`" in section
+        for line in command.epilog.splitlines()[1:]:
+            assert line.strip() in section
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("mtpstats re", {"report", "replay"}),
+        ("mtpstats compare --fail-on sp", {"speed"}),
+        ("mtpstats report --ht", {"--html"}),
+    ],
+)
+def test_a_shell_is_told_what_may_follow(words, expected, monkeypatch, capsys):
+    monkeypatch.setenv("_MTPSTATS_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert cli.main([]) == 0
+    captured = capsys.readouterr()
+    offered = {line.split(",")[1] for line in captured.out.splitlines()}
+    assert expected <= offered
+    assert captured.err == ""
+
+
+def test_a_shell_is_told_how_to_ask(monkeypatch, capsys):
+    monkeypatch.setenv("_MTPSTATS_COMPLETE", "zsh_source")
+    assert cli.main([]) == 0
+    assert "_MTPSTATS_COMPLETE=zsh_complete mtpstats" in capsys.readouterr().out
+
+
 # ---- parsing
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 from serverlogs import RATES, TOTALS, TRACE, Served, loading, statistics
@@ -70,6 +71,19 @@ def test_rates_by_position_become_counts_and_conditional_rates():
     assert result["settings"]["n_max"] == 4
     (note,) = result["environment"]["source"]["notes"]
     assert "over all verifications" in note
+
+
+def test_unconditional_rates_of_practice():
+    # CASES 11: .805 .632 .483 of 87 drafts of 3
+    verified = [(3, 3)] * 42 + [(3, 2)] * 13 + [(3, 1)] * 15 + [(3, 0)] * 17
+    lines = Served(0, 1, verified).alone(RATES, n_max=3)
+    assert any("acc per pos = (0.805, 0.632, 0.483)" in line for line in lines)
+    result = imported(lines)
+    assert result["total"]["accepted"] == 167
+    assert counts(result)[:3] == [70, 55, 42]
+    report = text.render(result)
+    for position, rate in ((1, "80.5"), (2, "78.6"), (3, "76.4")):
+        assert re.search(rf"^  {position} .* {rate} \(", report, re.MULTILINE)
 
 
 def test_a_plain_log_knows_totals_only():

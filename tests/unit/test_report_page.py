@@ -124,6 +124,14 @@ def test_nothing_of_a_hostile_result_is_markup():
     assert text.count("harm=1") == found.text.count("harm=1")
 
 
+def test_no_text_of_a_prompt_is_passed_on():
+    result = made(prompt(text="secret"))
+    result["environment"] = {**result["environment"], "command": ["mtpstats", "-p", "secret"]}
+    text = page.render(result)
+    assert "secret" not in text
+    assert "n_predict" in parsed(text).text
+
+
 def test_unknown_figures_leave_their_charts_out():
     text = page.render(unknown())
     assert "svg" not in parsed(text).counts
