@@ -70,7 +70,7 @@ class Bench:
 
     def priced(self, policies: Iterable[AnyPolicy]) -> list[Priced]:
         """Replay and price."""
-        return [self._pricer.price(policy, self._totals(policy)) for policy in policies]
+        return self._pricer.price((policy, self._totals(policy)) for policy in policies)
 
     def trees(self, budget: int) -> list[Priced]:
         """The best tree of each budget; the fastest one improved for the starts of a run."""
@@ -89,15 +89,17 @@ class Bench:
         if not self._parts:
             return seen
         chosen = [choose(part) for part in self._parts]
-        found = []
-        for i, (tree, on_all) in enumerate(zip(trees, seen, strict=True)):
-            pair = [
+        pairs = [
+            [
                 self._totals(others[i], part)
                 for part, others in zip(self._parts, reversed(chosen), strict=True)
             ]
-            unseen = self._pricer.price(tree, self._joined(pair))
-            found.append(replace(unseen, in_sample=on_all.rate))
-        return found
+            for i in range(len(trees))
+        ]
+        unseen = self._pricer.price(
+            (tree, self._joined(pair)) for tree, pair in zip(trees, pairs, strict=True)
+        )
+        return [replace(u, in_sample=s.rate) for u, s in zip(unseen, seen, strict=True)]
 
     def _joined(self, pair: Sequence[Totals]) -> Totals:
         """Return the totals of both halves in the order of the prompts."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,6 +39,7 @@ __all__ = [
 
 NO_DRAFTING: Final = Tree()
 RESAMPLES: Final = 1000
+BATCH: Final = 64
 BUSY: Final = 0.2  # between quartiles, as a part of the median
 BUSY_ROWS: Final = 9
 WIDE: Final = 65  # rows of the largest tree's pass
@@ -164,13 +166,36 @@ class Pricer:
         curves = self._curves[name]
         return np.zeros((len(self._weights), n)) if curves is None else curves.seconds(n)
 
-    def price(self, policy: AnyPolicy, done: Totals) -> Priced:
-        """Return what a policy gives that did ``done``."""
-        weights, costs = self._weights, self._costs
-        rows = weights @ done.rows[:, 1:].astype(np.float64)
-        widths = weights @ done.widths[:, 1:].astype(np.float64)
-        tokens = weights @ done.tokens.astype(np.float64)
-        passes = weights @ done.verifications.astype(np.float64)
+    def price(self, did: Iterable[tuple[AnyPolicy, Totals]]) -> list[Priced]:
+        """Return what policies give, each with what it did."""
+        found: list[Priced] = []
+        waiting = iter(did)
+        while batch := list(islice(waiting, BATCH)):
+            # One large product instead of hundreds of small ones.
+            parts = [
+                (done.rows[:, 1:], done.widths[:, 1:], done.tokens[:, None],
+                 done.verifications[:, None])
+                for _, done in batch
+            ]  # fmt: skip
+            columns = np.concatenate([one for part in parts for one in part], axis=1)
+            sums = self._weights @ columns.astype(np.float64)
+            ends = np.cumsum([one.shape[1] for part in parts for one in part])
+            drawn = iter(np.split(sums, ends[:-1], axis=1))
+            for policy, done in batch:
+                rows, widths, tokens, passes = islice(drawn, 4)
+                found.append(self._priced(policy, done, rows, widths, tokens[:, 0], passes[:, 0]))
+        return found
+
+    def _priced(
+        self,
+        policy: AnyPolicy,
+        done: Totals,
+        rows: Floats,
+        widths: Floats,
+        tokens: Floats,
+        passes: Floats,
+    ) -> Priced:
+        costs = self._costs
         drafting = kind_of(policy) != "none"
         alone = "plain" if not drafting and costs.plain is not None else "verify"
         verify = self._seconds(alone, rows.shape[1])

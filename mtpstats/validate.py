@@ -265,10 +265,12 @@ def run(
         except KeyboardInterrupt:
             raise Interrupted("interrupted: nothing was compared") from None
     costs = costs if costs is not None else merged(found)
-    pricer = Pricer(costs, len(trace.prompts), seed=seed)
+    priced = Pricer(costs, len(trace.prompts), seed=seed).price(
+        zip(policies, replayed, strict=True)
+    )
     checked = [
-        _checked(trace, policy, pricer.price(policy, did).rate, did, one)
-        for policy, did, one in zip(policies, replayed, taken, strict=True)
+        _checked(trace, policy, price.rate, did, one)
+        for policy, price, did, one in zip(policies, priced, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
 

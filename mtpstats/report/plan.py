@@ -89,8 +89,11 @@ def _policies(plan: Plan) -> str:
     rows: list[tuple[str, Priced]] = [("no drafting", plan.none)]
     if plan.default is not None:
         rows.append(("llama.cpp's defaults", plan.default))
-    rest = [p for p in chains if p is not plan.default]
-    rows += [(label(p.policy), p) for p in rest[:SHOWN_CHAINS]]
+    # Of chains that look alike here the fastest is enough.
+    rest = {f"{p.length:.2f} {p.nodes:.2f}": p for p in reversed(chains) if p is not plan.default}
+    rows += [
+        (label(p.policy), p) for p in sorted(rest.values(), key=_speed)[: -SHOWN_CHAINS - 1 : -1]
+    ]
     others = [plan.best(kind) for kind in ("gated", "adaptive", "tree")]
     rows += [(_name(p), p) for p in others if p is not None]
     lines = [f"{'':<{NAMES + 3}}per verification", _HEAD]

@@ -28,7 +28,8 @@ TWO = trace(text(MIXED), text(MISSES, "b"))
 
 
 def price(recorded: Trace, policy: object, of: Costs = COSTS) -> Priced:
-    return Pricer(of, len(recorded.prompts)).price(policy, totals(recorded, policy))
+    (priced,) = Pricer(of, len(recorded.prompts)).price([(policy, totals(recorded, policy))])
+    return priced
 
 
 # MIXED has 6 tokens. No drafting: 6 passes of 1 row. n_max 1: roots 0, 2, 4, 5, of which root 4
@@ -59,6 +60,16 @@ def test_parts_nodes_and_steps() -> None:
     assert (priced.nodes, priced.steps, priced.bare[0]) == (2, 2, 20)
     tree = price(ONE, Tree([(1,), (2,)]))
     assert (tree.nodes, tree.steps) == (2, 1)
+
+
+def test_many_are_priced_as_each_alone() -> None:
+    policies = [Chain(1 + i % 2, 0.1 * (i % 7)) for i in range(150)]
+    many = Pricer(COSTS, 2).price((policy, totals(TWO, policy)) for policy in policies)
+    assert [one.policy for one in many] == policies
+    for one, policy in zip(many, policies, strict=True):
+        alone = price(TWO, policy)
+        assert one.rate == pytest.approx(alone.rate)
+        assert one.parts["draft"] == pytest.approx(alone.parts["draft"])
 
 
 def test_what_lies_beyond_the_measured_rows_is_said() -> None:
