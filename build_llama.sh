@@ -29,7 +29,7 @@ is installed already is not repeated.
   --backend NAME     auto, cpu, cuda, metal, vulkan, hip or sycl (default: auto)
   --rpc              add ggml's RPC backend
   --tools            also build llama-server, llama-speculative-simple, llama-quantize
-                     and, with --rpc, rpc-server
+                     and, with --rpc, rpc-server; add llama.cpp's chat templates
   --portable         leave out instructions that only newer CPUs have (x86-64: all beyond AVX2),
                      so that the build runs on other machines; the default uses what this CPU has
   --source PATH      a llama.cpp checkout, or an archive of one, instead of the pinned source
@@ -285,8 +285,11 @@ installed() { # prints the directory of a build that serves this request
     done
     return 1
 }
+complete() { # whether the build found has all that was asked for; older ones lack the templates
+    [ $tools = false ] || [ -d "$found/share/templates" ]
+}
 done_already() { note "installed already, nothing to do:" && printf '%s\n' "$found" && exit 0; }
-found=$(installed) && [ $dry_run = false ] && done_already
+found=$(installed) && [ $dry_run = false ] && complete && done_already
 work_root=${target_dir%/*}/.mtpstats-work # beside the target: installing is one rename
 work=$work_root/$plain_key.$$
 generator=Ninja
@@ -351,7 +354,7 @@ until ln -s "$(uname -n):$$" "$lock" 2>/dev/null; do # a symlink is made in one 
     fi
 done
 locked=true
-found=$(installed) && done_already
+found=$(installed) && complete && done_already
 rm -rf "$work_root/$plain_key".* # of killed builds: whoever holds the lock is the only one
 mkdir -p "$work" || die 1 "cannot write to $work_root"
 : >"$log"
@@ -432,6 +435,18 @@ case $kind in
     git) step "cloning $from" clone ;;
 esac
 [ -n "$tree" ] || find_tree "$work/source"
+copy_templates() { # copy_templates DIR: what llama.cpp's tools are tested with, and mtpstats against them
+    local f
+    mkdir -p "$1" || return
+    for f in "$tree"/models/templates/*.jinja; do
+        if [ -e "$f" ]; then cp "$f" "$1/" || return; fi
+    done
+}
+add_templates() { copy_templates "$work/templates" && mkdir -p "$found/share" && mv "$work/templates" "$found/share/"; }
+if [ -n "$found" ]; then
+    step "adding llama.cpp's chat templates" add_templates
+    done_already
+fi
 if ! have ninja && ! have make; then
     need_pip ninja
     step "fetching ninja through pip" "${pip[@]}" install --quiet --target "$work/ninja" ninja
@@ -458,6 +473,7 @@ copy_files() {
     mkdir "$stage/bin" || return
     for f in "${targets[@]:1}"; do cp "$work/build/bin/$f" "$stage/bin/" || return; done
     case $f in ggml-rpc-server) ln -s "$f" "$stage/bin/rpc-server" ;; esac
+    copy_templates "$stage/share/templates"
 }
 step "copying" copy_files
 

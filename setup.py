@@ -1,10 +1,11 @@
-"""Builds the one extension. MTPSTATS_DEBUG=1 brings Cython's bounds and overflow checks back."""
+"""Builds the extensions. MTPSTATS_DEBUG=1 brings Cython's bounds and overflow checks back."""
 
 import os
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+flags = ["-O3", "-ffp-contract=off"]
 debug = os.environ.get("MTPSTATS_DEBUG", "0") == "1"
 
 setup(
@@ -20,9 +21,16 @@ setup(
                     "mtpstats/_kernel.h",
                     "mtpstats/_kernel_simd.h",
                     "mtpstats/_sampler.h",
+                    "mtpstats/_stop.h",
                 ],
-                extra_compile_args=["-O3", "-ffp-contract=off"],
-            )
+                extra_compile_args=flags,
+            ),
+            Extension(
+                "mtpstats._replay",
+                ["mtpstats/_replay.pyx"],
+                depends=["mtpstats/_verify.pxi", "mtpstats/_paths.pxi"],
+                extra_compile_args=flags,
+            ),
         ],
         compiler_directives={
             "language_level": 3,

@@ -10,17 +10,52 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtpstats._core import top_k as top_k
+    from mtpstats.policy import AdaptiveDepth as AdaptiveDepth
+    from mtpstats.policy import Chain as Chain
+    from mtpstats.policy import GatedSiblings as GatedSiblings
+    from mtpstats.policy import Policy as Policy
+    from mtpstats.policy import Tree as Tree
+    from mtpstats.replay import AnyPolicy
     from mtpstats.stats import Collector as Collector
     from mtpstats.stats import Snapshot as Snapshot
+    from mtpstats.trace import Trace as Trace
+
+    def replay(trace: Trace, policy: AnyPolicy, **options: Any) -> Snapshot:
+        """Call the module ``mtpstats.replay``, which is this function, too."""
+
 
 __version__ = "0.1.0"
 
-_HOME = {"Collector": "stats", "Snapshot": "stats", "top_k": "_core"}
+_HOME = {
+    "AdaptiveDepth": "policy",
+    "Chain": "policy",
+    "Collector": "stats",
+    "GatedSiblings": "policy",
+    "Policy": "policy",
+    "Snapshot": "stats",
+    "Trace": "trace",
+    "Tree": "policy",
+    "top_k": "_core",
+}
 
-__all__ = ["Collector", "Snapshot", "__version__", "top_k"]
+__all__ = [
+    "AdaptiveDepth",
+    "Chain",
+    "Collector",
+    "GatedSiblings",
+    "Policy",
+    "Snapshot",
+    "Trace",
+    "Tree",
+    "__version__",
+    "replay",
+    "top_k",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "replay":  # a module that can be called
+        return import_module("mtpstats.replay")
     if name not in _HOME:
         raise AttributeError(f"module 'mtpstats' has no attribute {name!r}")
     return getattr(import_module(f"mtpstats.{_HOME[name]}"), name)

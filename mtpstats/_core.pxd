@@ -1,6 +1,8 @@
-"""C-level declarations of the core: the row kernel, the sampler, the counters."""
+"""C-level declarations of the core: the row kernel, the sampler, the counters, the stop flag."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from mtpstats._counts cimport Counters
 
 
 cdef extern from "_kernel.h" nogil:
@@ -23,6 +25,13 @@ cdef extern from "_kernel.h" nogil:
     double mtp_log(double x)
     double mtp_lse_top(const mtp_row *r)
     void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, int with_lse)
+    double mtp_overlap(const char *a, double a_lse, const char *b, double b_lse, int64_t n,
+                       int clean)
+
+
+cdef extern from "_stop.h" nogil:
+    int mtp_stop_flag
+    bint mtp_stop_asked(void *)
 
 
 cdef extern from "_sampler.h" nogil:
@@ -39,36 +48,6 @@ cdef extern from "_sampler.h" nogil:
     int32_t mtp_sample(mtp_sampler *s, const char *row, int64_t n, uint64_t position)
     double mtp_uniform(uint64_t seed, uint64_t position)
     void mtp_sampler_free(mtp_sampler *s)
-
-
-# The counters of one sequence, all uint64; LAYOUT in _core.pyx names them for Python in this
-# order. Sums of probabilities are in units of 2**-24, so that adding them is exact.
-cdef struct Counters:
-    uint64_t[16] drafted
-    uint64_t[16] reached
-    uint64_t[16] accepted
-    uint64_t[16][8] rank
-    uint64_t[16] miss
-    uint64_t[16] stopped
-    uint64_t[16] stopped_hit
-    uint64_t[16] stopped_reached
-    uint64_t[16][10][2] calib_p1
-    uint64_t[16][10][2] calib_p2
-    uint64_t[4][16] censored
-    uint64_t[16][8] sum_p
-    uint64_t[16][8] sum_p_top10
-    uint64_t verifications
-    uint64_t discarded
-    uint64_t unresolved
-    uint64_t invalid
-    uint64_t dropped_drafts
-    uint64_t dropped_tokens
-    uint64_t cut_tokens
-    uint64_t padded_rows
-    uint64_t nan_rows
-    uint64_t beyond_drafted
-    uint64_t beyond_reached
-    uint64_t beyond_accepted
 
 
 # The head's candidates at one draft position, kept until the target's choice is known.

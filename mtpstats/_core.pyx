@@ -12,9 +12,14 @@ from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous,
     PyBuffer_Release, PyObject_GetBuffer,
 )
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
+
+from mtpstats._counts cimport (
+    POSITIONS, RANKS, REASON_END, count_censored, count_choice, count_stop, count_verification,
+    units_of,
+)
 
 import sys
 
@@ -28,12 +33,7 @@ CENSOR_REASONS = ("n_max", "budget", "context", "end")
 UNIT = 2.0**-24
 
 cdef enum:
-    POSITIONS = 16
-    RANKS = 8
     DRAFT = 1024
-    REASON_END = 3
-
-cdef double ONE = 16777216.0  # 1 in units of 2**-24
 
 # name and shape of each counter, in the order of struct Counters
 LAYOUT = (
@@ -70,6 +70,30 @@ def force_isa(name=None):
 
 
 force_isa()
+
+
+def copy(size_t to, size_t source, size_t n_bytes):
+    """Copy memory from address to address; neither is checked. A tenth of ``ctypes.memmove``."""
+    memcpy(<void *> to, <void *> source, n_bytes)
+
+
+def stop(bint asked):
+    """Ask all that calls what ``stop_address`` points to to stop; False takes it back."""
+    global mtp_stop_flag
+    mtp_stop_flag = asked
+
+
+def stop_asked():
+    """Whether a stop was asked for."""
+    return mtp_stop_flag != 0
+
+
+def stop_address():
+    """Address of a C function ``bool (*)(void *)`` that returns whether a stop was asked for.
+
+    It may be called on any thread and does no more than read one integer.
+    """
+    return <size_t> <void *> &mtp_stop_asked
 
 
 # ---- rows ---------------------------------------------------------------------------------
@@ -295,6 +319,29 @@ cdef class Row:
         r = self._rank(r)
         return _share(self.row.logits[r], self._lse_top10()) if r < self.row.count else 0.0
 
+    def fill(self, uint64_t address):
+        """Write float32[10] at an address: what a recording keeps of the row.
+
+        The probability at ranks 1..8 in units of 2**-24, as live counters add it up, NaN where
+        there is no candidate; the probability of the 10 best together; ``p_top10``. All NaN if no
+        logit is finite. The caller vouches for the memory.
+        """
+        cdef float[10] out
+        cdef int r
+        self._need_lse()
+        if address == 0:
+            raise InputError("the address to write to is NULL")
+        for r in range(MTP_SHOWN):
+            out[r] = NAN
+            if r < self.row.count:
+                out[r] = <float>(<double>units_of(_share(self.row.logits[r], self.row.lse))
+                                 / 16777216.0)
+        out[8] = out[9] = NAN
+        if self.row.count:
+            out[8] = <float>min(mtp_exp(self.row.lse_top10 - self.row.lse), 1.0)
+            out[9] = <float>_share(self.row.logits[0], self.row.lse_top10)
+        memcpy(<void *><size_t>address, &out[0], sizeof(out))
+
     def rank_of(self, int token):
         """Rank 1..8 of a token among the candidates, 0 for a miss."""
         cdef int r
@@ -303,6 +350,21 @@ cdef class Row:
                 if self.row.ids[r] == token:
                     return r + 1
         return 0
+
+
+def overlap_at(uint64_t a, double a_lse, uint64_t b, double b_lse, int64_t n, bint clean=False):
+    """Sum over tokens of min(softmax(a), softmax(b)) of two rows of n float32 logits at addresses.
+
+    The lse are the rows' log-sum-exps. An entry that is NaN or +inf in either row is left out;
+    ``clean`` says that there is none, which is faster. NaN for a row without a finite logit. The
+    caller vouches for the memory.
+    """
+    if a == 0 or b == 0:
+        raise InputError("the address of the logits is NULL")
+    if not (isfinite(a_lse) and isfinite(b_lse)):
+        return NAN
+    return mtp_overlap(<const char *><size_t>a, a_lse, <const char *><size_t>b, b_lse,
+                       _vocab(n, -1), clean)
 
 
 cdef class Sampler:

@@ -1,10 +1,5 @@
 # ---- counters -----------------------------------------------------------------------------
 
-cdef uint64_t _units(float logit, double lse) noexcept nogil:
-    """A probability in units of 2**-24, rounded to nearest."""
-    return <uint64_t>(_share(logit, lse) * ONE + 0.5)
-
-
 cdef int _planned(const Pending *p) noexcept nogil:
     """How many tokens the loop drafted, as far as it told."""
     return 0 if p.dropped else p.seen - (1 if p.stop >= 0 else 0)
@@ -19,40 +14,24 @@ cdef int32_t _token(const Pending *p, int i) noexcept nogil:
     return -1
 
 
-cdef void _calibrate(uint64_t[10][2] *bins, uint64_t units, bint hit) noexcept nogil:
-    cdef uint64_t b = units * 10 >> 24
-    if b > 9:
-        b = 9
-    bins[0][b][0] += 1
-    if hit:
-        bins[0][b][1] += 1
-
-
 cdef void _count_reached(Counters *c, const Candidates *a, int i, int32_t choice) noexcept nogil:
     """Adds the target's choice at a reached position to the ranks, sums and deciles."""
-    cdef int r, found = -1
-    cdef uint64_t units
+    cdef int r, rank = 0
+    cdef uint64_t[8] p
+    cdef uint64_t[8] p_top10
     for r in range(a.count):
         if a.ids[r] == choice:
-            found = r
-        units = _units(a.logits[r], a.lse)
-        c.sum_p[i][r] += units
-        c.sum_p_top10[i][r] += _units(a.logits[r], a.lse_top10)
-        if r == 0:
-            _calibrate(&c.calib_p1[i], units, a.ids[r] == choice)
-        elif r == 1:
-            _calibrate(&c.calib_p2[i], units, a.ids[r] == choice)
-    if found < 0:
-        c.miss[i] += 1
-    else:
-        c.rank[i][found] += 1
+            rank = r + 1
+        p[r] = units_of(_share(a.logits[r], a.lse))
+        p_top10[r] = units_of(_share(a.logits[r], a.lse_top10))
+    count_choice(c, i, rank, a.count, p, p_top10)
 
 
 cdef bint _resolve(State *s, int64_t n_past, int32_t id_last) noexcept nogil:
     """Closes the pending draft by the next call's position and token; True if it was verified."""
     cdef Pending *p = &s.pending
     cdef Counters *c = &s.total
-    cdef int i, length
+    cdef int i, length, reached
     cdef int64_t accepted = n_past - p.n_past - 1
     cdef bint ended = False
     p.active = False
@@ -77,29 +56,17 @@ cdef bint _resolve(State *s, int64_t n_past, int32_t id_last) noexcept nogil:
         accepted += 1
         length = <int>accepted
         ended = True
-    c.verifications += 1
-    for i in range(min(length, <int>POSITIONS)):
-        c.drafted[i] += 1
-        if i <= accepted:
-            c.reached[i] += 1
-            if i < accepted:
-                c.accepted[i] += 1
-            _count_reached(c, &p.at[i], i, _token(p, i) if i < accepted else id_last)
-    if length > POSITIONS:
-        c.beyond_drafted += length - POSITIONS
-        c.beyond_reached += max(0, min(length, <int>accepted + 1) - <int>POSITIONS)
-        c.beyond_accepted += max(0, <int>accepted - <int>POSITIONS)
+    reached = min(length, <int>accepted + 1)
+    count_verification(c, length, reached, accepted)
+    for i in range(min(reached, <int>POSITIONS)):
+        _count_reached(c, &p.at[i], i, _token(p, i) if i < accepted else id_last)
     if p.dropped:
         return True
     if p.stop >= 0 and length == p.stop and not ended:
-        if length < POSITIONS:
-            c.stopped[length] += 1
-            if accepted == length:
-                c.stopped_reached[length] += 1
-                if p.at[length].count > 0 and p.at[length].ids[0] == id_last:
-                    c.stopped_hit[length] += 1
-    elif accepted == length and length < POSITIONS and (length > 0 or p.sent >= 0):
-        c.censored[REASON_END if ended else p.reason][length] += 1
+        count_stop(c, length, accepted == length, length < POSITIONS and
+                   p.at[length].count > 0 and p.at[length].ids[0] == id_last)
+    elif accepted == length and (length > 0 or p.sent >= 0):
+        count_censored(c, length, REASON_END if ended else p.reason)
     return True
 
 

@@ -167,6 +167,19 @@ MTP_INLINE void mtp_keep(int k, int32_t *ids, float *logits, int32_t id, float v
     ids[j] = id;
 }
 
+/* The 64 lanes of a block added up, in one order; the array is used up. */
+MTP_INLINE double mtp_add_up(float *lane)
+{
+    double s[8];
+    for (int i = 0; i < 16; i++) {
+        lane[i] = (lane[i] + lane[i + 16]) + (lane[i + 32] + lane[i + 48]);
+    }
+    for (int i = 0; i < 8; i++) {
+        s[i] = (double)lane[i] + (double)lane[i + 8];
+    }
+    return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+}
+
 /* NaN and +inf among n floats. */
 static int64_t mtp_count_bad(const char *p, int64_t n)
 {
@@ -197,6 +210,8 @@ MTP_INLINE float mtp_kth(const float *a, int n, int k)
  * exp(logit - *ref) over the row, *ref being the largest logit. */
 typedef int64_t (*mtp_scan_fn)(const char *row, int64_t n, int k, int32_t *ids, float *logits,
                                double *sum);
+typedef double (*mtp_overlap_fn)(const char *a, const char *b, int blocks, const float *a_lse,
+                                 const float *b_lse);
 
 #if MTP_X86
 #define MTP_ISA avx512
@@ -214,6 +229,7 @@ typedef int64_t (*mtp_scan_fn)(const char *row, int64_t n, int k, int32_t *ids, 
 #include "_kernel_simd.h"
 
 static mtp_scan_fn mtp_scan = mtp_scan_baseline;
+static mtp_overlap_fn mtp_overlap_blocks = mtp_overlap_baseline;
 static int mtp_isa_level = 0; /* 0 baseline, 1 avx2, 2 avx512 */
 
 /* 1 when the machine (and its operating system) can run that level. */
@@ -236,11 +252,14 @@ static void mtp_isa_set(int level)
 {
     mtp_isa_level = level;
     mtp_scan = mtp_scan_baseline;
+    mtp_overlap_blocks = mtp_overlap_baseline;
 #if MTP_X86
     if (level == 2) {
         mtp_scan = mtp_scan_avx512;
+        mtp_overlap_blocks = mtp_overlap_avx512;
     } else if (level == 1) {
         mtp_scan = mtp_scan_avx2;
+        mtp_overlap_blocks = mtp_overlap_avx2;
     }
 #endif
 }
@@ -281,6 +300,42 @@ static void mtp_read(mtp_row *r, const char *row, int64_t n, int64_t n_vocab, in
     r->has_lse = with_lse;
     r->lse = with_lse && r->count ? (double)r->logits[0] + mtp_log(sum) : -INFINITY;
     r->lse_top10 = with_lse ? mtp_lse_top(r) : -INFINITY;
+}
+
+/* Sum over n tokens of min(softmax(a), softmax(b)), given both log-sum-exps. With clean 0 entries
+ * that are not finite in either row are left out; with 1 there must be none but -inf. */
+static double mtp_overlap(const char *a, double a_lse, const char *b, double b_lse, int64_t n,
+                          int clean)
+{
+    const float la[2] = {(float)a_lse, (float)(a_lse - (double)(float)a_lse)};
+    const float lb[2] = {(float)b_lse, (float)(b_lse - (double)(float)b_lse)};
+    float x[MTP_BLOCK], y[MTP_BLOCK];
+    double total = 0.0;
+    for (int64_t at = 0; at < n;) {
+        const int64_t left = n - at;
+        const char *p = a + 4 * at, *q = b + 4 * at;
+        int blocks = (int)(left < MTP_CHUNK ? left / MTP_BLOCK : MTP_CHUNK / MTP_BLOCK);
+        int64_t step = MTP_BLOCK * (int64_t)blocks;
+        if (blocks == 0 || !clean) {
+            blocks = 1;
+            step = left < MTP_BLOCK ? left : MTP_BLOCK;
+            for (int i = 0; i < MTP_BLOCK; i++) {
+                x[i] = y[i] = -INFINITY;
+            }
+            memcpy(x, p, 4 * (size_t)step);
+            memcpy(y, q, 4 * (size_t)step);
+            for (int i = 0; i < MTP_BLOCK; i++) {
+                if (!(x[i] <= FLT_MAX && y[i] <= FLT_MAX)) {
+                    x[i] = -INFINITY;
+                }
+            }
+            p = (const char *)x;
+            q = (const char *)y;
+        }
+        total += mtp_overlap_blocks(p, q, blocks, la, lb);
+        at += step;
+    }
+    return total < 1.0 ? total : 1.0;
 }
 
 #endif

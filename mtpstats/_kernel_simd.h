@@ -58,6 +58,21 @@ MTP_TARGET MTP_INLINE MTP_V MTP_NAME(mtp_max)(MTP_V x, MTP_V y)
 #endif
 }
 
+/* x < y ? x : y in each lane */
+MTP_TARGET MTP_INLINE MTP_V MTP_NAME(mtp_min)(MTP_V x, MTP_V y)
+{
+#if MTP_X86 && MTP_W == 16
+    return (MTP_V)_mm512_min_ps((__m512)x, (__m512)y);
+#elif MTP_X86 && MTP_W == 8
+    return (MTP_V)_mm256_min_ps((__m256)x, (__m256)y);
+#elif MTP_X86
+    return (MTP_V)_mm_min_ps((__m128)x, (__m128)y);
+#else
+    MTP_VI m = (MTP_VI)(x < y);
+    return (MTP_V)((m & (MTP_VI)x) | (~m & (MTP_VI)y));
+#endif
+}
+
 /* bit i: x[i] <= y[i] */
 MTP_TARGET MTP_INLINE uint32_t MTP_NAME(mtp_le)(MTP_V x, MTP_V y)
 {
@@ -104,6 +119,11 @@ MTP_INLINE uint32_t MTP_NAME(mtp_le)(MTP_V x, MTP_V y)
     uint32_t bits = 0;
     MTP_EACH(bits |= (uint32_t)(x.f[i] <= y.f[i]) << i)
     return bits;
+}
+MTP_INLINE MTP_V MTP_NAME(mtp_min)(MTP_V x, MTP_V y)
+{
+    MTP_EACH(x.f[i] = x.f[i] < y.f[i] ? x.f[i] : y.f[i])
+    return x;
 }
 MTP_INLINE MTP_V MTP_NAME(mtp_fma)(MTP_V a, MTP_V b, MTP_V c)
 {
@@ -158,7 +178,6 @@ MTP_TARGET static double MTP_NAME(mtp_sum_exp)(const char *p, int blocks, float 
 {
     const MTP_V m = MTP_NAME(mtp_set)(ref), lowest = MTP_NAME(mtp_set)(-87.0f);
     float lane[MTP_BLOCK];
-    double s[8];
     /* One vector at a time: its constants just fit the registers, and the processor overlaps the
      * steps of the next ones by itself. */
     for (int part = 0; part < MTP_BLOCK; part += MTP_W) {
@@ -171,13 +190,30 @@ MTP_TARGET static double MTP_NAME(mtp_sum_exp)(const char *p, int blocks, float 
         }
         memcpy(lane + part, &acc, sizeof acc);
     }
-    for (int i = 0; i < 16; i++) {
-        lane[i] = (lane[i] + lane[i + 16]) + (lane[i + 32] + lane[i + 48]);
+    return mtp_add_up(lane);
+}
+
+/* Sum of exp(min(a - a_lse, b - b_lse)) over whole blocks, no term above 1 by more than rounding;
+ * in lanes as mtp_sum_exp. The lse are sums of two floats, so that large ones lose nothing. */
+MTP_TARGET static double MTP_NAME(mtp_overlap)(const char *a, const char *b, int blocks,
+                                               const float *a_lse, const float *b_lse)
+{
+    const MTP_V la = MTP_NAME(mtp_set)(a_lse[0]), ra = MTP_NAME(mtp_set)(a_lse[1]);
+    const MTP_V lb = MTP_NAME(mtp_set)(b_lse[0]), rb = MTP_NAME(mtp_set)(b_lse[1]);
+    const MTP_V lowest = MTP_NAME(mtp_set)(-87.0f);
+    float lane[MTP_BLOCK];
+    for (int part = 0; part < MTP_BLOCK; part += MTP_W) {
+        MTP_V acc = MTP_NAME(mtp_set)(0.0f);
+        for (int i = 0; i < blocks; i++) {
+            const size_t at = 4 * ((size_t)part + MTP_BLOCK * (size_t)i);
+            const MTP_V x = MTP_SUB(MTP_SUB(MTP_NAME(mtp_load)(a + at), la), ra);
+            const MTP_V y = MTP_SUB(MTP_SUB(MTP_NAME(mtp_load)(b + at), lb), rb);
+            const MTP_V least = MTP_NAME(mtp_max)(MTP_NAME(mtp_min)(x, y), lowest);
+            acc = MTP_ADD(acc, MTP_NAME(mtp_expf)(least));
+        }
+        memcpy(lane + part, &acc, sizeof acc);
     }
-    for (int i = 0; i < 8; i++) {
-        s[i] = (double)lane[i] + (double)lane[i + 8];
-    }
-    return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+    return mtp_add_up(lane);
 }
 
 /* Offers a chunk's entries above the worst kept, ids ascending. top: the largest entry in each of

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mtpstats
+from mtpstats.chat import ChatTemplate
 from mtpstats.errors import AbiMismatch, LibraryNotFound, MtpStatsError
 
 if TYPE_CHECKING:
@@ -43,8 +45,18 @@ def devices(lib: Library) -> list[dict[str, Any]]:
     return [asdict(device) for device in lib.devices()]
 
 
-def model(loaded: Model) -> dict[str, Any]:
-    """Return a result file's ``model``; the hash is filled in by whoever reads the file."""
+def model(loaded: Model, draft: Model | None = None) -> dict[str, Any]:
+    """Return a result file's ``model``; hashes are filled in by whoever reads the files.
+
+    ``draft_model`` in it holds the same of the file that the head comes from, if it is another.
+    """
+    record = _model(loaded)
+    if draft is not None:
+        record["draft_model"] = _model(draft)
+    return record
+
+
+def _model(loaded: Model) -> dict[str, Any]:
     return {
         "file": loaded.path.name,
         "size": _size(loaded.header),
@@ -58,7 +70,26 @@ def model(loaded: Model) -> dict[str, Any]:
         "context": loaded.n_ctx_train,
         "embedding": loaded.n_embd,
         "description": loaded.desc,
+        "chat_template": loaded.chat_template() is not None,
     }
+
+
+def chat_template(loaded: Model) -> ChatTemplate:
+    """Return the chat template that a model carries, with what it needs of the vocabulary."""
+
+    def text(token: int) -> str:
+        return loaded.piece(token).decode("utf-8", "replace") if token >= 0 else ""
+
+    tool_use = loaded.chat_template("tool_use")
+    add_bos, add_eos = loaded.adds
+    return ChatTemplate(
+        loaded.chat_template() or tool_use or "",
+        tool_use=tool_use,
+        bos=text(loaded.bos),
+        eos=text(loaded.eos),
+        add_bos=add_bos,
+        add_eos=add_eos,
+    )
 
 
 def _size(header: ModelHeader) -> int:
@@ -117,9 +148,12 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def inspect(
-    path: Path, lib: Library | None, on_progress: Callable[[float], None] | None = None
+    path: Path,
+    lib: Library | None,
+    on_progress: Callable[[float], None] | None = None,
+    draft_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Return what a model is and how its MTP head can be driven.
+    """Return what a model is and how its MTP head, or that of ``draft_path``, can be driven.
 
     Without a library only what the file's header says. ``on_progress`` hears the loading's share.
     Raises ``ModelError`` for a file that is no model or cannot be loaded.
@@ -129,9 +163,14 @@ def inspect(
 
     if lib is None:
         return _from_header(gguf.read_model(path))
-    # No layer goes to a device: nothing is computed beyond what a probe needs.
-    with llama.Model(lib, path, n_gpu_layers=0, progress=on_progress) as loaded:
-        record = model(loaded)
+    with ExitStack() as stack:
+        # No layer goes to a device: nothing is computed beyond what a probe needs.
+        loaded, *drafts = (
+            stack.enter_context(llama.Model(lib, file, n_gpu_layers=0, progress=on_progress))
+            for file in (path, draft_path)
+            if file is not None
+        )
+        record = model(loaded, *drafts)
         record["memory"] = (
             "hybrid (attention and recurrent)"
             if loaded.is_hybrid
@@ -139,7 +178,7 @@ def inspect(
             if loaded.is_recurrent
             else "attention only"
         )
-        record["drive"] = _drive(loaded)
+        record["drive"] = _drive(loaded, *drafts)
     return record
 
 
@@ -169,15 +208,16 @@ def _from_header(header: ModelHeader) -> dict[str, Any]:
     }
 
 
-def _drive(loaded: Model) -> dict[str, Any]:
+def _drive(loaded: Model, draft_model: Model | None = None) -> dict[str, Any]:
     """Try it: contexts as a run makes them, only small."""
     from mtpstats import llama
     from mtpstats.llama import arch
     from mtpstats.speculate import DraftSettings, Speculator
 
-    known = arch.KNOWN.get(loaded.arch)
-    heads = known.heads if known else ("single" if loaded.n_layer_nextn <= 1 else "chain")
-    reason = loaded.mtp_obstacle()
+    head = draft_model or loaded
+    known = arch.KNOWN.get(head.arch)
+    heads = known.heads if known else ("single" if head.n_layer_nextn <= 1 else "chain")
+    reason = head.mtp_obstacle()
     rollback = None
     if reason is None:
         n_ctx = min(PROBE_N_CTX, loaded.n_ctx_train or PROBE_N_CTX)
@@ -185,12 +225,12 @@ def _drive(loaded: Model) -> dict[str, Any]:
         try:
             with llama.Context(loaded, n_ctx=n_ctx, n_rs_seq=draft.n_max) as target:
                 rollback = target.rollback
-            Speculator(loaded, draft=draft, n_ctx=n_ctx).close()
+            Speculator(loaded, draft=draft, draft_model=draft_model, n_ctx=n_ctx).close()
         except MtpStatsError as error:
             reason = str(error)
     return {
         "possible": reason is None,
-        "heads": heads if loaded.n_layer_nextn or heads == "shared" else None,
+        "heads": heads if head.n_layer_nextn or heads == "shared" else None,
         "rollback": rollback,
         "reason": reason,
     }

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import memmove
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from mtpstats._core import Row
+from mtpstats._core import Row, copy
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context
 from mtpstats.stats import Collector
@@ -61,7 +60,7 @@ class Slot:
 
     def keep_row(self, address: int) -> None:
         """Copy the row at ``address`` before a decode overwrites it."""
-        memmove(self.row, address, self.row_bytes)
+        copy(self.row, address, self.row_bytes)
 
     def plan(self, n_max: int, n_min: int, room: int, budget: int | None) -> None:
         """Decide how far to draft; ``room`` is left in the context, ``budget`` to be generated.
@@ -82,8 +81,12 @@ class Slot:
 class Head:
     """One NextN block in a context of its own, for any number of slots at once.
 
-    ``ns`` counts the nanoseconds spent in the head's decodes.
+    ``ns`` counts the nanoseconds spent in the head's decodes; ``batch`` is what it decodes.
     """
+
+    kind = "single"
+    deepest: int | None = None
+    """Most tokens the head can draft, None for no limit."""
 
     # Positions from one draft step to the next, where a step decodes one token; else None.
     _alone: int | None = 1
@@ -105,7 +108,7 @@ class Head:
         self._p_min = settings.p_min
         self._collector = collector
         self._row_bytes = 4 * context.n_embd_out
-        self._batch = Batch(capacity, n_embd=context.n_embd_out)
+        self.batch = Batch(capacity, n_embd=context.n_embd_out)
         self._row = Row()
 
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
@@ -115,21 +118,21 @@ class Head:
         the address of the target's hidden rows in batch order. The first token of a slot takes the
         slot's own row.
         """
-        batch, row_bytes = self._batch, self._row_bytes
+        batch, row_bytes = self.batch, self._row_bytes
         batch.clear()
         for slot, tokens, index in parts:
             here = batch.embd_address(batch.n_tokens)
             batch.extend(tokens, slot.n_past, slot.seq)
-            memmove(here, slot.row, row_bytes)
+            copy(here, slot.row, row_bytes)
             if len(tokens) > 1:
                 source = rows + index * row_bytes
-                memmove(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
+                copy(here + row_bytes, source, (len(tokens) - 1) * row_bytes)
         before = perf_counter_ns()
         self._follow(parts)
         self.ns += perf_counter_ns() - before
 
     def _follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]]) -> None:
-        self.context.decode(self._batch)
+        self.context.decode(self.batch)
 
     def draft(self, slots: Sequence[Slot]) -> None:
         """Fill ``slot.draft`` of every slot and tell the collector what was seen and sent."""
@@ -144,7 +147,7 @@ class Head:
 
     def _draft_alone(self, slot: Slot, stride: int) -> None:
         """Draft for one slot, ``stride`` positions a step: this loop's own time shows."""
-        context, batch, see, fill = self.context, self._batch, self._see, self._batch.set_single
+        context, batch, see, fill = self.context, self.batch, self._see, self.batch.set_single
         decode, logits_of, row_of = context.decode, context.logits_address, context.nextn_address
         position, seq, n_steps = slot.n_past, slot.seq, slot.n_steps
         hidden, token = slot.row, slot.id_last
@@ -165,20 +168,20 @@ class Head:
 
     def _draft_together(self, drafting: list[Slot]) -> None:
         """Draft for several slots, a step of all of them in one batch."""
-        context, batch = self.context, self._batch
+        context, batch = self.context, self.batch
         batch.clear()
-        outputs = [self._feed(slot, slot.id_last, slot.row) for slot in drafting]
+        outputs = [self.feed(slot, slot.id_last, slot.row) for slot in drafting]
         step = 0
         while drafting:
             before = perf_counter_ns()
-            self._step(drafting, step)
+            self.step(drafting, step)
             rows = [context.logits_address(output) for output in outputs]  # waits for the step
             self.ns += perf_counter_ns() - before
             batch.clear()
             going, indices = [], []
             for slot, output, logits in zip(drafting, outputs, rows, strict=True):
                 if self._see(slot, step, logits) and len(slot.draft) < slot.n_steps:
-                    indices.append(self._feed(slot, slot.draft[-1], self._hidden(output, step)))
+                    indices.append(self.feed(slot, slot.draft[-1], self.hidden(output, step)))
                     going.append(slot)
             drafting, outputs = going, indices
             step += 1
@@ -219,19 +222,24 @@ class Head:
             if collector is not None:
                 collector.verify(slot.seq, slot.draft, slot.reason)
 
-    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
-        """Add the next step's input; return the batch index whose logits it will read."""
-        batch = self._batch
+    def feed(self, slot: Slot, token: int, hidden: int) -> int:
+        """Add the next step's input; return the batch index whose logits it will read.
+
+        ``token`` is the last of ``slot.draft`` (``id_last`` before the first step), ``hidden`` the
+        address of the row before it.
+        """
+        batch = self.batch
         index = batch.add(token, slot.n_past + len(slot.draft), slot.seq, True)
-        memmove(batch.embd_address(index), hidden, self._row_bytes)
+        copy(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
-    def _hidden(self, output: int, step: int) -> int:
-        """Address of the row the next step goes on from."""
+    def hidden(self, output: int, step: int) -> int:
+        """Address of the row that a step left and the next one goes on from."""
         return self.context.nextn_address(output)
 
-    def _step(self, drafting: Sequence[Slot], step: int) -> None:
-        self.context.decode(self._batch)
+    def step(self, drafting: Sequence[Slot], step: int) -> None:
+        """Decode what was fed: the inputs of ``drafting``, one of each."""
+        self.context.decode(self.batch)
 
     def _forget(self, slots: Sequence[Slot]) -> None:
         """Remove what drafting left in the head's memory."""
@@ -247,6 +255,16 @@ class Head:
         """Remove the slot's text."""
         self.context.seq_rm(slot.seq)
 
+    @property
+    def memory(self) -> Context:
+        """The context whose cells the head attends to."""
+        return self.context
+
+    def fork(self, slot: Slot, other: Slot) -> None:
+        """Bring ``other``, whose sequence is empty, as far in its draft as ``slot`` is."""
+        other.n_past, other.id_last, other.draft = slot.n_past, slot.id_last, list(slot.draft)
+        self.memory.seq_cp(slot.seq, other.seq)
+
 
 class ChainHead(Head):
     """A NextN block per draft step; ``n_max`` is clamped to their number.
@@ -256,6 +274,7 @@ class ChainHead(Head):
     Every decode chooses its block first.
     """
 
+    kind = "chain"
     _alone = None
 
     def __init__(
@@ -267,7 +286,7 @@ class ChainHead(Head):
         collector: Collector | None,
     ) -> None:
         super().__init__(context, settings, n_vocab, capacity, collector)
-        self._n_blocks = context.model.n_layer_nextn
+        self.deepest = self._n_blocks = context.model.n_layer_nextn
         self.n_max = min(settings.n_max, self._n_blocks)
         self._chains: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._rows_of_all = context.model.kind.rows_of_all
@@ -280,35 +299,49 @@ class ChainHead(Head):
             for slot, _, _ in parts:
                 self.context.seq_rm(slot.seq, slot.n_past, -1)
             self.context.set_nextn_layer_offset(block)
-            self.context.decode(self._batch)
+            self.context.decode(self.batch)
 
-    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
-        batch, row_bytes = self._batch, self._row_bytes
+    def _chain(self, slot: Slot) -> int:
+        """Address of the rows of ``[id_last, d[0], ...]``."""
         if slot.seq not in self._chains:
-            self._chains[slot.seq] = ctypes.create_string_buffer((self.n_max + 1) * row_bytes)
-        chain = ctypes.addressof(self._chains[slot.seq])
+            size = (self._n_blocks + 1) * self._row_bytes
+            self._chains[slot.seq] = ctypes.create_string_buffer(size)
+        return ctypes.addressof(self._chains[slot.seq])
+
+    def feed(self, slot: Slot, token: int, hidden: int) -> int:
+        """See :class:`Head`."""
+        batch, row_bytes = self.batch, self._row_bytes
+        chain = self._chain(slot)
         tokens = [slot.id_last, *slot.draft]
-        memmove(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
+        copy(chain + len(slot.draft) * row_bytes, hidden, row_bytes)
         first = batch.n_tokens
         for i, one in enumerate(tokens):
             index = batch.add(one, slot.n_past + i, slot.seq, i == len(tokens) - 1)
-        memmove(batch.embd_address(first), chain, len(tokens) * row_bytes)
+        copy(batch.embd_address(first), chain, len(tokens) * row_bytes)
         return index
 
-    def _hidden(self, output: int, step: int) -> int:
+    def fork(self, slot: Slot, other: Slot) -> None:
+        """See :class:`Head`."""
+        super().fork(slot, other)
+        copy(self._chain(other), self._chain(slot), (len(slot.draft) + 1) * self._row_bytes)
+
+    def hidden(self, output: int, step: int) -> int:
+        """See :class:`Head`."""
         # A step's batch holds step + 1 tokens of each slot, the output last.
         return self.context.nextn_address(output - step if self._rows_of_all else output)
 
-    def _step(self, drafting: Sequence[Slot], step: int) -> None:
+    def step(self, drafting: Sequence[Slot], step: int) -> None:
+        """See :class:`Head`."""
         for slot in drafting:
             self.context.seq_rm(slot.seq, slot.n_past, -1)
         self.context.set_nextn_layer_offset(step)
-        self.context.decode(self._batch)
+        super().step(drafting, step)
 
 
 class SharedHead(Head):
     """A head that attends to the target's own cells, all draft steps at position ``n_past``."""
 
+    kind = "shared"
     _alone = 0
 
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
@@ -321,10 +354,11 @@ class SharedHead(Head):
                 slot.n_steps, slot.limit, slot.reason = 0, 0, "context"
         super().draft(slots)
 
-    def _feed(self, slot: Slot, token: int, hidden: int) -> int:
-        batch = self._batch
+    def feed(self, slot: Slot, token: int, hidden: int) -> int:
+        """See :class:`Head`."""
+        batch = self.batch
         index = batch.add(token, slot.n_past, slot.seq, True)
-        memmove(batch.embd_address(index), hidden, self._row_bytes)
+        copy(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
     def _forget(self, slots: Sequence[Slot]) -> None:
@@ -336,6 +370,12 @@ class SharedHead(Head):
     def clear(self, slot: Slot) -> None:
         """Do nothing: the target's own removal did it."""
 
+    @property
+    def memory(self) -> Context:
+        """The target's context."""
+        assert self.context.other is not None
+        return self.context.other
+
 
 def head_of(
     context: Context,
@@ -345,9 +385,9 @@ def head_of(
     collector: Collector | None,
 ) -> Head:
     """Return the head that drives this MTP context."""
-    kind = Head
+    made = Head
     if context.shares_memory:
-        kind = SharedHead
+        made = SharedHead
     elif context.model.n_layer_nextn > 1:
-        kind = ChainHead
-    return kind(context, settings, n_vocab, capacity, collector)
+        made = ChainHead
+    return made(context, settings, n_vocab, capacity, collector)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from mtpstats.errors import InputError
 
 Z: Final = 1.959963984540054  # the normal distribution's 97.5 % point
+
+RESAMPLES: Final = 2000
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _CELLS: Final = 1 << 22  # resampled weights held at once, which bounds the memory of a bootstrap
 
@@ -51,14 +54,17 @@ def cluster_bootstrap(
     numerators: npt.ArrayLike,
     denominators: npt.ArrayLike,
     *,
-    resamples: int = 2000,
+    of: Sequence[int] | None = None,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Interval | None]:
     """Percentile intervals of ratios of sums, resampling whole clusters (prompts).
 
     Args:
-        numerators, denominators: [clusters, figures], counts or sums; figure j is
-            ``numerators[:, j].sum() / denominators[:, j].sum()``.
+        numerators: [clusters, figures], counts or sums.
+        denominators: [clusters, denominators], likewise.
+        of: [figures] which denominator each figure has; None: each its own, in order. Figure j is
+            ``numerators[:, j].sum() / denominators[:, of[j]].sum()``.
         resamples: how many times the clusters are drawn anew, with replacement.
         seed: of the draws; the same seed gives the same intervals.
 
@@ -71,8 +77,29 @@ def cluster_bootstrap(
     """
     top = np.asarray(numerators, np.float64)
     bottom = np.asarray(denominators, np.float64)
-    if top.ndim != 2 or top.shape != bottom.shape:
+    if top.ndim != 2 or bottom.ndim != 2 or len(top) != len(bottom):
         raise InputError(f"bootstrap: shapes {top.shape} and {bottom.shape} do not fit")
+    column = list(range(bottom.shape[1]) if of is None else of)
+    if len(column) != top.shape[1]:
+        raise InputError(f"bootstrap: {len(column)} denominators for {top.shape[1]} figures")
+    ratios = ratios_of_sums(top, bottom, column, resamples=resamples, seed=seed)
+    around, varies = bounds(ratios)
+    told = varies & (np.count_nonzero(bottom > 0, axis=0) >= 2)[column]
+    above, below = top.sum(axis=0).tolist(), bottom.sum(axis=0)[column].tolist()
+    return [
+        Interval(a / b, *pair) if says else None
+        for a, b, pair, says in zip(above, below, around.tolist(), told.tolist(), strict=True)
+    ]
+
+
+def ratios_of_sums(
+    top: Floats, bottom: Floats, of: Sequence[int], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Floats:
+    """Figures of resampled clusters, [resamples, figures]; NaN where a resample has none.
+
+    Arguments as of :func:`cluster_bootstrap`. The same number of clusters and the same seed
+    draw the same clusters, so that two calls are paired.
+    """
     if resamples < 1:
         raise InputError(f"bootstrap: {resamples} resamples are too few")
     clusters = len(top)
@@ -85,21 +112,44 @@ def cluster_bootstrap(
         drawn += clusters * np.arange(rows)[:, None]
         weights = np.bincount(drawn.ravel(), minlength=rows * clusters)
         shaped = weights.reshape(rows, clusters).astype(np.float64)
-        below = shaped @ bottom
+        below = (shaped @ bottom)[:, of]
         # a resample without the figure's denominator does not have the figure
         ratios.append(
             np.divide(shaped @ top, below, out=np.full_like(below, np.nan), where=below > 0)
         )
-    all_ratios = np.concatenate(ratios)
-    result: list[Interval | None] = []
-    for j in range(top.shape[1]):
-        values = all_ratios[:, j][~np.isnan(all_ratios[:, j])]
-        if np.count_nonzero(bottom[:, j] > 0) < 2 or np.ptp(values) <= 1e-12 * np.abs(values).max():
-            result.append(None)
-            continue
-        lo, hi = np.quantile(values, (0.025, 0.975))
-        result.append(Interval(float(top[:, j].sum() / bottom[:, j].sum()), float(lo), float(hi)))
-    return result
+    return np.concatenate(ratios)
+
+
+def bounds(values: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """95 % bounds of resampled figures, [figures, 2], and which figures vary at all, [figures].
+
+    ``values`` is [resamples, figures]. Resamples without the figure (NaN) are left out; where none
+    has it the bounds are NaN and it does not vary.
+    """
+    columns = np.ascontiguousarray(values.T)
+    found = np.full((len(columns), 2), np.nan)
+    whole = ~np.isnan(columns).any(axis=1)
+    found[whole] = _tails(columns[whole])
+    for j in np.flatnonzero(~whole):
+        known = columns[j][~np.isnan(columns[j])]
+        if known.size:
+            found[j] = _tails(known[None])
+    low, high = np.fmin.reduce(columns, axis=1), np.fmax.reduce(columns, axis=1)
+    return found, high - low > 1e-12 * np.maximum(np.abs(low), np.abs(high))
+
+
+def _tails(rows: Floats) -> Floats:
+    """The 2.5 % and 97.5 % points of each row, [rows, 2], interpolated between neighbours.
+
+    ``np.quantile`` gives the same, but its first call imports half of numpy.
+    """
+    at = [tail * (rows.shape[1] - 1) for tail in (0.025, 0.975)]
+    below = [math.floor(x) for x in at]
+    above = [math.ceil(x) for x in at]
+    ordered = np.partition(rows, [*below, *above], axis=1)
+    low, high = ordered[:, below], ordered[:, above]
+    points: Floats = low + (np.array(at) - below) * (high - low)
+    return points
 
 
 def greenwood(accepted: Sequence[int], reached: Sequence[int]) -> list[Interval | None]:

@@ -34,32 +34,35 @@ class _Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
-_SECONDS = dict.fromkeys(SECONDS, float)
+# A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
+_SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
+_COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
 _PROMPT: dict[str, Any] = {
     "id": str,
     "category": (str, None),
-    "prompt_sha256": str,
-    **dict.fromkeys(COUNTS, int),
-    "text": str,
+    "prompt_sha256": (str, None),
+    **_COUNTS,
+    "text": (str, None),
     "repeated_4grams": (float, None),
-    "stop": str,
+    "stop": (str, None),
     "seconds": _SECONDS,
     "positions": (dict, None),
     "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
 }
+_MODEL: dict[str, Any] = {
+    **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
+    **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
+}
 _RESULT: dict[str, Any] = {
     "schema": str,
-    "environment": {"mtpstats": str, "time": str, "library": (dict, None), "devices": list},
-    "model": {
-        "file": str,
-        "size": int,
-        "sha256": (str, None),
-        "architecture": str,
-        "parameters": (int, None),
-        "vocabulary": int,
-        "nextn_blocks": int,
-        "quantisation": (str, None),
+    "environment": {
+        "mtpstats": str,
+        "time": (str, None),
+        "library": (dict, None),
+        "devices": list,
+        "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
     },
+    "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
         "n_predict": (_Signed, None),
         "temp_source": (str, None),
@@ -68,10 +71,11 @@ _RESULT: dict[str, Any] = {
             ("n_prompts", "n_max", "n_max_asked", "n_min", "top_k", "seed", "n_ctx", "n_threads"),
             (int, None),
         ),
+        "n_parallel?": int,
     },
     "prompts": [_PROMPT],
     "total": {
-        **dict.fromkeys(COUNTS, int),
+        **_COUNTS,
         "seconds": _SECONDS,
         "positions": (dict, None),
         "tokens_per_second": (float, None),
@@ -106,25 +110,49 @@ def _total(prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     from mtpstats.stats import Snapshot
 
     positions = [p["positions"] for p in prompts if p["positions"] is not None]
-    merged = Snapshot.merge(*map(Snapshot.from_dict, positions)).to_dict() if positions else None
-    seconds = {part: math.fsum(p["seconds"][part] for p in prompts) for part in SECONDS}
+    merged = None
+    if positions:
+        snapshots, unknown = Snapshot.from_partial(positions)
+        merged = Snapshot.merge(*snapshots).to_dict(unknown)
+    seconds = _added([p["seconds"] for p in prompts])
     plain = [p["baseline"] for p in prompts if p["baseline"] is not None]
-    counts = {key: sum(p[key] for p in prompts) for key in COUNTS}
+    counts = {key: _sum([p[key] for p in prompts]) for key in COUNTS}
     return {
         **counts,
         "seconds": seconds,
         "positions": merged,
         "tokens_per_second": _rate(counts["tokens"], seconds),
         "baseline_tokens_per_second": _rate(
-            sum(b["tokens"] for b in plain),
-            {part: math.fsum(b["seconds"][part] for b in plain) for part in SECONDS},
+            sum(b["tokens"] for b in plain), _added([b["seconds"] for b in plain])
         ),
     }
 
 
-def _rate(tokens: int, seconds: dict[str, float]) -> float | None:
-    spent = seconds["target"] + seconds["head"] + seconds["other"]
-    return tokens / spent if spent > 0 else None
+def _sum(numbers: Sequence[Any]) -> Any:
+    """Return the exact sum; None where a part is not known."""
+    if any(number is None for number in numbers):
+        return None
+    whole = not any(isinstance(number, float) for number in numbers)
+    return sum(numbers) if whole else math.fsum(numbers)
+
+
+def _added(parts: Sequence[dict[str, float | None]]) -> dict[str, Any]:
+    total = {part: _sum([p[part] for p in parts]) if parts else 0.0 for part in SECONDS}
+    if any("generation" in p for p in parts):
+        total["generation"] = _sum([generation_seconds(p) for p in parts])
+    return total
+
+
+def generation_seconds(seconds: dict[str, float | None]) -> float | None:
+    """Return the time of one generation or of many: by its parts, or as a whole."""
+    if seconds.get("generation") is not None:
+        return seconds["generation"]
+    return _sum([seconds[part] for part in SECONDS[1:]])  # type: ignore[no-any-return]
+
+
+def _rate(tokens: int, seconds: dict[str, float | None]) -> float | None:
+    spent = generation_seconds(seconds)
+    return tokens / spent if spent else None
 
 
 @dataclass(frozen=True)
@@ -138,8 +166,9 @@ class Timing:
     tokens_per_second: float | None
     baseline_tokens_per_second: float | None
     speedup: float | None
-    prompt_seconds: float
-    seconds: dict[str, float]
+    prompt_seconds: float | None
+    generation_seconds: float | None
+    seconds: dict[str, float | None]
     shares: dict[str, float | None]
 
 
@@ -147,15 +176,19 @@ def timing(result: dict[str, Any]) -> Timing:
     """Return the figures of time that a report shows."""
     total = result["total"]
     seconds = {part: total["seconds"][part] for part in SECONDS[1:]}
-    spent = math.fsum(seconds.values())
+    spent = generation_seconds(total["seconds"])
     drafted, plain = total["tokens_per_second"], total["baseline_tokens_per_second"]
     return Timing(
         tokens_per_second=drafted,
         baseline_tokens_per_second=plain,
         speedup=drafted / plain if drafted is not None and plain else None,
         prompt_seconds=total["seconds"]["prompt"],
+        generation_seconds=spent,
         seconds=seconds,
-        shares={part: value / spent if spent > 0 else None for part, value in seconds.items()},
+        shares={
+            part: value / spent if spent and value is not None else None
+            for part, value in seconds.items()
+        },
     )
 
 
@@ -177,19 +210,24 @@ def _compact(value: Any) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the result in a file; ``InputError`` names the key that is not as it should be."""
+    result = read_json(path, "result of mtpstats")
+    validate(result, printable(str(path)))
+    return result  # type: ignore[no-any-return]
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Return what a JSON file holds; ``InputError`` says that it is not a ``what``, and why."""
     where = printable(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{where}: not a result of mtpstats: not UTF-8") from None
+        raise InputError(f"{where}: not a {what}: not UTF-8") from None
     try:
-        result = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not a result of mtpstats: {printable(str(error))}") from None
-    validate(result, where)
-    return result  # type: ignore[no-any-return]
+        raise InputError(f"{where}: not a {what}: {printable(str(error))}") from None
 
 
 def _refuse_constant(name: str) -> None:
@@ -198,14 +236,23 @@ def _refuse_constant(name: str) -> None:
 
 def validate(result: Any, where: str) -> None:
     """Raise ``InputError`` unless ``result`` has the schema and every key the right type."""
-    if not isinstance(result, dict) or "schema" not in result:
-        raise InputError(f'{where}: not a result of mtpstats: it has no "schema"')
-    if result["schema"] != SCHEMA:
+    check_record(result, where, "result of mtpstats", SCHEMA, _RESULT)
+
+
+def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str, Any]) -> None:
+    """Raise ``InputError`` unless ``record`` has the schema and the keys of ``spec``.
+
+    ``spec`` maps keys (a key that ends in "?" may be missing) to a type, a dict of keys, [what each
+    of a list is], or (what it is if not None, None).
+    """
+    if not isinstance(record, dict) or "schema" not in record:
+        raise InputError(f'{where}: not a {what}: it has no "schema"')
+    if record["schema"] != schema:
         raise InputError(
-            f"{where}: schema {printable(repr(result['schema']))} is unknown; "
-            f"this version reads {SCHEMA}"
+            f"{where}: schema {printable(repr(record['schema']))} is unknown; "
+            f"this version reads {schema}"
         )
-    _check(result, _RESULT, where, "")
+    _check(record, spec, where, "")
 
 
 def _check(value: Any, spec: Any, where: str, key: str) -> None:
@@ -215,9 +262,12 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
             _check(value, spec[0], where, key)
     elif isinstance(spec, dict):
         _check(value, dict, where, key)
-        for name, inner in spec.items():
+        for named, inner in spec.items():
+            name = named.removesuffix("?")
             path = f"{key}.{name}" if key else name
             if name not in value:
+                if name != named:
+                    continue
                 raise InputError(f"{where}: {path} is missing")
             _check(value[name], inner, where, path)
     elif isinstance(spec, list):
@@ -225,7 +275,7 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
         for i, item in enumerate(value):
             _check(item, spec[0], where, f"{key}[{i}]")
     elif not _is_a(value, spec):
-        raise InputError(f"{where}: {key} is {_described(value)}, expected {_NAMES[spec]}")
+        raise InputError(f"{where}: {key} is {described(value)}, expected {_NAMES[spec]}")
 
 
 _NAMES = {
@@ -249,7 +299,8 @@ def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, int if kind is _Signed else kind)
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """Return a value of a file as an error line quotes it: one short, printable line."""
     if value is None:
         return "null"
     if isinstance(value, (dict, list)):
@@ -276,7 +327,11 @@ def check_writable(path: Path) -> None:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write a result, whole or not at all; what stood there before stays if writing fails."""
-    data = dumps(result).encode()
+    write_file(path, dumps(result).encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write any file in the same way."""
     try:
         if _is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)

@@ -9,85 +9,21 @@ Drafted and accepted counts and the text equal those of ``llama-speculative-simp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
 from mtpstats._core import Sampler
 from mtpstats.errors import InputError
+from mtpstats.generation import NEAR_TIE, Generation, Sampling, Seconds
 from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
+from mtpstats.probe import Prober
 from mtpstats.recovery import Cut, Replay
-from mtpstats.stats import Collector, Snapshot
+from mtpstats.stats import Collector
 
-__all__ = ["DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
-
-NEAR_TIE = 1e-2
-"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the target chooses: ``temp`` 0 is greedy; else a draw keyed by (seed, position)."""
-
-    temp: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    seed: int = 0
-
-
-@dataclass
-class Seconds:
-    """Wall-clock seconds: reading the prompt, target passes, head passes, everything else."""
-
-    prompt: float = 0.0
-    target: float = 0.0
-    head: float = 0.0
-    other: float = 0.0
-
-    @property
-    def generation(self) -> float:
-        """All of the generation: target + head + other."""
-        return self.target + self.head + self.other
-
-
-@dataclass
-class Generation:
-    """What one prompt gave.
-
-    ``tokens`` holds every generated token, an end-of-generation token included; ``text`` leaves
-    that one out. ``margins`` holds the target's margin at each token: the gap between its two best
-    logits, or for a sampled target the distance of the draw from the nearest edge of the chosen
-    token's interval. ``verifications`` holds (drafted, accepted) of each target pass, in order;
-    their sums are ``drafted`` and ``accepted``. ``stop`` is ``"eog"``, ``"n_predict"``,
-    ``"context"`` or ``"nan"`` (the target gave no finite logit).
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    text: bytes = b""
-    verifications: list[tuple[int, int]] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
-    stop: str = "n_predict"
-    seconds: Seconds = field(default_factory=Seconds)
-    snapshot: Snapshot | None = None
-
-    @property
-    def drafted(self) -> int:
-        """Tokens sent to verification."""
-        return sum(drafted for drafted, _ in self.verifications)
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens the target agreed with."""
-        return sum(accepted for _, accepted in self.verifications)
-
-    @property
-    def near_ties(self) -> int:
-        """Tokens whose margin is below ``NEAR_TIE``."""
-        return sum(margin < NEAR_TIE for margin in self.margins)
+__all__ = ["NEAR_TIE", "DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
 
 
 class _Text(Slot):
@@ -130,6 +66,10 @@ class Speculator:
     memory gives no tokens back: a draft that is accepted in part is verified again, shortened to
     that part and the target's own token, and only this second, fully accepted draft is counted.
     The collector's statistics are those of the first verification in either case.
+
+    ``prober`` sees every verification and drafts at every root, for one text at a time. Its
+    sequences live in the memory that the head attends to, where sliding windows forget nothing.
+    ``n_rows``: logits that a pass or a step of the head can give at least, for measurements.
     """
 
     def __init__(
@@ -150,10 +90,15 @@ class Speculator:
         type_v: str = "f16",
         compat_counts: bool = False,
         collector: Collector | None = None,
+        prober: Prober | None = None,
+        n_rows: int = 0,
     ) -> None:
         sampling = sampling or Sampling()
-        if n_parallel < 1:
-            raise InputError(f"n_parallel is {n_parallel}: it must be at least 1")
+        most = model.lib.max_sequences
+        if not 1 <= n_parallel <= most:
+            raise InputError(f"{n_parallel} texts at a time: 1 to {most} are possible")
+        if prober is not None and (n_parallel > 1 or draft is None):
+            raise InputError("a text can be probed only if it is drafted for, one at a time")
         self.model = model
         self.n_parallel = n_parallel
         self.collector = collector if collector is not None and collector.enabled else None
@@ -175,17 +120,35 @@ class Speculator:
             )
 
         n_ctx = n_ctx or model.n_ctx_train
-        target = context(model, n_ctx, 1 + n_max, n_seq_max=n_parallel, n_rs_seq=n_max)
+        rows = min(1 + n_max, n_ctx)
+        if n_parallel * rows > n_batch:
+            raise InputError(
+                f"n_batch is {n_batch}; {n_parallel} drafts of {rows - 1} tokens and one more each "
+                f"make {n_parallel * rows}: raise --batch-size or draft less"
+            )
+        shared = (draft_model or model).kind.heads == "shared"
+        n_probes, probed = (prober.n_sequences, prober.context()) if prober else (0, {})
+        target = context(
+            model,
+            n_ctx,
+            max(1 + n_max, n_rows, 1 + n_probes if shared else 0),
+            **{"n_seq_max": n_parallel, "n_rs_seq": n_max, **(probed if shared else {})},
+        )
         self._target = target
         self.n_ctx = target.n_ctx
         replay = draft is not None and target.rollback == "none"
         if replay:
             target.close()
+            if 2 * n_parallel > most:
+                raise InputError(
+                    f"{n_parallel} texts at a time: 1 to {most // 2} are possible on {model.arch}, "
+                    "which needs two sequences for each"
+                )
             # Two sequences per text, which share their cells.
             self._target = target = context(
                 model,
                 self.n_ctx,
-                1 + n_max,
+                max(1 + n_max, n_rows),
                 n_seq_max=2 * n_parallel,
                 kv_unified=True,
                 beyond_training=True,
@@ -197,20 +160,24 @@ class Speculator:
             if draft:
                 own = context(
                     draft_model or model,
-                    self.n_ctx,
-                    1,
-                    n_seq_max=n_parallel,
+                    self.n_ctx + (prober.n_cells if prober and not shared else 0),
+                    max(1 + n_probes, n_rows),
+                    **{"n_seq_max": n_parallel, **probed},
                     beyond_training=True,
                     mtp=True,
                     other=target,
                 )
+                capacity = max(capacity, own.n_batch)
                 self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
+                if prober is not None:
+                    prober.attach(target, self._head, model.n_vocab)
         except BaseException:
             self.close()
             raise
         self.n_max = self._head.n_max if self._head else 0
         self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
         self._compat_counts = compat_counts and replay
+        self._prober = prober
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )
@@ -260,13 +227,36 @@ class Speculator:
         a finished one makes room for the next prompt at once, and ``on_done`` receives its number
         and result. ``on_text`` receives the number and each verification's bytes, which may end
         inside a UTF-8 character. ``seconds`` of texts that ran together are equal shares of the
-        time that passed. Raises ``InputError`` for a prompt that is empty or longer than the
-        context.
+        time that passed, so their sum is that time. Raises ``InputError`` for a prompt that is
+        empty or longer than the context.
+        """
+        results: dict[int, Generation] = {}
+
+        def keep(number: int, result: Generation) -> None:
+            results[number] = result
+            if on_done is not None:
+                on_done(number, result)
+
+        for _ in self.rounds(prompts, n_predict, on_text=on_text, on_done=keep):
+            pass
+        return [results[number] for number in range(len(results))]
+
+    def rounds(
+        self,
+        prompts: Iterable[Sequence[int]],
+        n_predict: int,
+        *,
+        on_text: OnText | None = None,
+        on_done: OnDone | None = None,
+    ) -> Generator[int, None, None]:
+        """``generate_all`` a round at a time: yield how many tokens each round made.
+
+        Between two rounds the time is the caller's and counts nowhere. One such iterator at a time;
+        close it to give up the texts that are not finished.
         """
         waiting = enumerate(prompts)
         free = list(range(self.n_parallel))
         active: list[_Text] = []
-        results: dict[int, Generation] = {}
         try:
             while True:
                 while free:
@@ -278,18 +268,21 @@ class Speculator:
                     active.append(text)
                     self._begin(text, prompt)
                 if not active:
-                    break
-                for text in self._round(active, on_text):
+                    return
+                made = -sum(len(text.result.tokens) for text in active)
+                ended = self._round(active, on_text)
+                made += sum(len(text.result.tokens) for text in active)
+                for text in ended:
                     active.remove(text)
                     free.append(text.seq)
                     free.sort()
-                    results[text.number] = self._end(text)
+                    result = self._end(text)
                     if on_done is not None:
-                        on_done(text.number, text.result)
+                        on_done(text.number, result)
+                yield made
         finally:
             for text in active:
                 self._end(text)
-        return [results[number] for number in range(len(results))]
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
@@ -440,6 +433,8 @@ class Speculator:
                 del result.margins[len(result.tokens) + i + 1 :]
                 break
         result.tokens += chosen
+        if self._prober is not None:
+            self._prober.see(text, chosen, text.index)
         text.n_past += len(chosen)
         text.id_last = chosen[-1]
         ended = result.stop == "eog"

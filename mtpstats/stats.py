@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
@@ -33,6 +34,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LIMIT: Final = 2**64
 _SUMS: Final = ("sum_p", "sum_p_top10")
+_EXACT: Final = 2.0**53 * UNIT  # sums below are exact in units as float64, too
 
 
 def _places() -> tuple[dict[str, tuple[slice, tuple[int, ...]]], int]:
@@ -196,15 +198,15 @@ class Snapshot:
         """Accepted tokens at all positions, those from 16 on included."""
         return int(self.accepted.sum()) + self.beyond_accepted
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, unknown: Collection[str] = ()) -> dict[str, Any]:
         """Every counter by name: nested lists and ints, the sums as floats (multiples of 2**-24).
 
-        This is ``positions`` of the result file.
+        This is ``positions`` of the result file. Those named in ``unknown`` become None.
         """
         out: dict[str, Any] = {}
         for name, shape in LAYOUT:
-            value = getattr(self, name)
-            out[name] = value.tolist() if shape else value
+            value = None if name in unknown else getattr(self, name)
+            out[name] = value.tolist() if shape and value is not None else value
         return out
 
     @classmethod
@@ -214,41 +216,122 @@ class Snapshot:
         Raises InputError, naming the key, for a missing or unknown key, a wrong shape, a value
         that is no count, or counts that contradict each other.
         """
-        if not isinstance(data, Mapping):
-            raise InputError(f"counters must be an object, not {type(data).__name__}")
-        names = {name for name, _ in LAYOUT}
-        for key in data:
-            if key not in names:
-                raise InputError(f"counters: unknown key {str(key)[:40]!r}")
-        self = cls()
-        for name, shape in LAYOUT:
-            if name not in data:
-                raise InputError(f"counters: key {name!r} is missing")
-            flat: list[int] = []
-            _flatten(data[name], shape, name, flat)
-            self._flat[_PLACES[name][0]] = np.array(flat, np.uint64)
-        self._check()
-        return self
+        return cls.from_dicts([data])[0]
 
-    def _check(self) -> None:
-        """Relations that hold for any counting; a file that breaks one was damaged or made up."""
-        seen = self.rank.sum(axis=1, dtype=np.uint64) + self.miss
-        for key, wrong in (
-            ("reached", self.reached > self.drafted),
-            ("accepted", self.accepted > self.reached),
-            ("rank", seen != self.reached),
-            ("stopped_reached", self.stopped_reached > self.stopped),
-            ("stopped_hit", self.stopped_hit > self.stopped_reached),
-            ("calib_p1", self.calib_p1[..., 1] > self.calib_p1[..., 0]),
-            ("calib_p2", self.calib_p2[..., 1] > self.calib_p2[..., 0]),
-            ("sum_p", self.sum_p > self.reached[:, None]),
-            ("sum_p_top10", self.sum_p_top10 > self.reached[:, None]),
-            ("drafted", self.drafted > self.verifications),
-            ("beyond_reached", np.array(self.beyond_reached > self.beyond_drafted)),
-            ("beyond_accepted", np.array(self.beyond_accepted > self.beyond_reached)),
-        ):
-            if wrong.any():
-                raise InputError(f"counters: {key!r} contradicts the others")
+    @classmethod
+    def from_dicts(cls, data: Sequence[object]) -> list[Snapshot]:
+        """:meth:`from_dict` of each, at once: a result may hold thousands."""
+        return cls._read(data, frozenset())
+
+    @classmethod
+    def from_partial(cls, data: Sequence[object]) -> tuple[list[Snapshot], frozenset[str]]:
+        """:meth:`from_dicts` where counters may be null, which is: not known.
+
+        Returns the snapshots and the names that are null in at least one; those are zeros in all.
+        """
+        unknown = frozenset(
+            name
+            for item in data
+            if isinstance(item, Mapping)
+            for name in _PLACES
+            if item.get(name, 0) is None
+        )
+        return cls._read(data, unknown), unknown
+
+    @classmethod
+    def _read(cls, data: Sequence[object], unknown: frozenset[str]) -> list[Snapshot]:
+        if not data:
+            return []
+        records = [_checked_keys(item) for item in data]
+        matrix = np.zeros((len(records), _SIZE), np.uint64)
+        for name, (place, shape) in _PLACES.items():
+            if name not in unknown:
+                matrix[:, place] = _numbers([record[name] for record in records], shape, name)
+        _check(matrix, unknown)
+        snapshots = []
+        for row in matrix:
+            snapshot = cls.__new__(cls)
+            snapshot._flat = row
+            snapshots.append(snapshot)
+        return snapshots
+
+
+def stacked(snapshots: Sequence[Snapshot]) -> dict[str, Counts | Floats]:
+    """Every counter of several snapshots, [snapshots, ...], by name; the sums as float64."""
+    return _columns(np.stack([snapshot._flat for snapshot in snapshots]))
+
+
+def _columns(matrix: Counts) -> dict[str, Counts | Floats]:
+    found: dict[str, Counts | Floats] = {
+        name: matrix[:, place].reshape(len(matrix), *shape)
+        for name, (place, shape) in _PLACES.items()
+    }
+    found |= {name: found[name] * np.float64(UNIT) for name in _SUMS}
+    return found
+
+
+def _checked_keys(data: object) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise InputError(f"counters must be an object, not {type(data).__name__}")
+    for key in data:
+        if key not in _PLACES:
+            raise InputError(f"counters: unknown key {str(key)[:40]!r}")
+    for name in _PLACES:
+        if name not in data:
+            raise InputError(f"counters: key {name!r} is missing")
+    return data
+
+
+def _check(matrix: Counts, unknown: frozenset[str]) -> None:
+    """Relations that hold for any counting; a file that breaks one was damaged or made up."""
+    c = _columns(matrix)
+
+    def most(key: str, limit: str, axes: int = 0) -> None:
+        """``key`` is nowhere above ``limit``, which has fewer axes."""
+        bound = c[limit].reshape(c[limit].shape + (1,) * axes)
+        if not {key, limit} & unknown and (c[key] > bound).any():
+            raise InputError(f"counters: {key!r} contradicts the others")
+
+    most("reached", "drafted")
+    most("accepted", "reached")
+    if not {"rank", "miss", "reached"} & unknown:
+        seen = c["rank"].sum(axis=-1, dtype=np.uint64) + c["miss"]
+        if (seen != c["reached"]).any():
+            raise InputError("counters: 'rank' contradicts the others")
+    most("stopped_reached", "stopped")
+    most("stopped_hit", "stopped_reached")
+    for key in ("calib_p1", "calib_p2"):
+        if (c[key][..., 1] > c[key][..., 0]).any():
+            raise InputError(f"counters: {key!r} contradicts the others")
+    most("sum_p", "reached", 1)
+    most("sum_p_top10", "reached", 1)
+    most("drafted", "verifications", 1)
+    most("beyond_reached", "beyond_drafted")
+    most("beyond_accepted", "beyond_reached")
+
+
+def _numbers(values: list[object], shape: tuple[int, ...], name: str) -> Counts:
+    """The counters of one name, [values, numbers], of nested lists of the given shape, checked."""
+    flat: list[Any] = values
+    for size in shape:
+        if set(map(type, flat)) != {list} or set(map(len, flat)) != {size}:
+            break
+        flat = list(chain.from_iterable(flat))
+    else:
+        kinds = set(map(type, flat))
+        if kinds == {int} and min(flat) >= 0 and max(flat) < _LIMIT and name not in _SUMS:
+            return np.array(flat, np.uint64).reshape(len(values), -1)
+        if name in _SUMS and kinds <= {int, float} and min(flat) >= 0 and max(flat) < _EXACT:
+            units = np.array(flat, np.float64) / UNIT
+            if (units == np.floor(units)).all():
+                return units.astype(np.uint64).reshape(len(values), -1)
+    # one by one: this finds the value that is wrong
+    rows = []
+    for value in values:
+        row: list[int] = []
+        _flatten(value, shape, name, row)
+        rows.append(row)
+    return np.array(rows, np.uint64)
 
 
 def _flatten(value: object, shape: tuple[int, ...], name: str, out: list[int]) -> None:

@@ -8,42 +8,47 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from mtpstats.cautions import warnings
 from mtpstats.errors import InputError
 from mtpstats.intervals import Interval, Z, cluster_bootstrap, greenwood, wilson
-from mtpstats.stats import CENSOR_REASONS, SHOWN, Counts, Floats, Snapshot
+from mtpstats.stats import CENSOR_REASONS, MAX_POSITIONS, SHOWN, Counts, Floats, Snapshot, stacked
 
 __all__ = [
+    "Known",
     "Position",
     "Summary",
-    "deeper_or_wider",
     "expected_length",
+    "of_result",
     "summarise",
 ]
 
 Estimate: TypeAlias = Interval | None
 
-LOOP_SHARE: Final = 0.30  # of 4-grams: above it a text loops, and loops inflate acceptance
-BROKEN_RATE: Final = 0.20  # of position 1, over at least ...
-BROKEN_COUNT: Final = 200  # ... this many verifications: no head that works is so bad
-RANKED_COUNT: Final = 20  # rank-1 and rank-2 hits before their order means anything
-ENOUGH: Final = 100  # verifications before the run may answer "deeper or wider?"
+FEW: Final = 6  # prompts: resampling fewer shows too little of how prompts differ
+
+
+_APART: Final = (
+    *("discarded", "unresolved", "invalid", "dropped_drafts", "dropped_tokens", "cut_tokens"),
+    *("padded_rows", "nan_rows", "beyond_drafted", "beyond_reached", "beyond_accepted"),
+)
 
 
 @dataclass(frozen=True)
 class Position:
-    """One draft position. ``index`` counts from 0."""
+    """One draft position. ``index`` counts from 0. What the source does not hold is None."""
 
     index: int
-    drafted: int
+    drafted: int | None
     reached: int
     accepted: int
-    rank_counts: tuple[int, ...]
+    rank_counts: tuple[int, ...] | None
     """[8] reached, by the rank of the target's choice."""
-    miss_count: int
+    miss_count: int | None
     ranks: tuple[Estimate, ...]
     """[8] the same as shares of reached."""
     miss: Estimate
@@ -67,14 +72,14 @@ class Position:
     """[8] mean probability by rank."""
     widening: Estimate
     """rank 2 hits / verifications: tokens a rank-2 leaf here would add to a verification."""
-    stopped: int
+    stopped: int | None
     stopped_hit: Estimate
     """Of drafts p_min ended here whose tokens were all accepted: the next guess was right."""
-    censored: dict[str, int]
+    censored: dict[str, int] | None
     """Wholly accepted drafts that ended before this position, by reason."""
-    calibration1: tuple[tuple[int, int], ...]
+    calibration1: tuple[tuple[int, int], ...] | None
     """[10] deciles of p1: (reached, hits)."""
-    calibration2: tuple[tuple[int, int], ...]
+    calibration2: tuple[tuple[int, int], ...] | None
 
     @property
     def number(self) -> int:
@@ -94,11 +99,11 @@ class Position:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run. Estimates are (value, lo, hi) or None."""
+    """A run. Estimates are (value, lo, hi) or None; bounds that nothing tells are NaN."""
 
-    verifications: int
-    drafted: int
-    accepted: int
+    verifications: int | None
+    drafted: int | None
+    accepted: int | None
     tokens: int
     """Generated tokens: as given, otherwise accepted + 1 a verification."""
     acceptance: Estimate
@@ -112,17 +117,20 @@ class Summary:
     """1 + sum of survival over the drafted positions: a draft that always goes that deep."""
     positions: tuple[Position, ...]
     """Positions drafted (or stopped at) at least once, without gaps from 0."""
-    discarded: int
-    unresolved: int
-    invalid: int
-    dropped_drafts: int
-    dropped_tokens: int
-    cut_tokens: int
-    padded_rows: int
-    nan_rows: int
-    beyond_drafted: int
-    beyond_reached: int
-    beyond_accepted: int
+    calibration1: tuple[Estimate, ...] | None
+    """[10] by decile of the first choice's probability, over all positions: how often right."""
+    calibration2: tuple[Estimate, ...] | None
+    discarded: int | None
+    unresolved: int | None
+    invalid: int | None
+    dropped_drafts: int | None
+    dropped_tokens: int | None
+    cut_tokens: int | None
+    padded_rows: int | None
+    nan_rows: int | None
+    beyond_drafted: int | None
+    beyond_reached: int | None
+    beyond_accepted: int | None
     loops: float | None
     """Largest share of repeated 4-grams among the texts, None if not told."""
     prompts: int
@@ -150,18 +158,25 @@ class _Ratios:
         self.names: list[object] = []
         self.top: list[Floats] = []
         self.bottom: list[Floats] = []
+        self.of: list[int] = []
         self.found: dict[object, Estimate] = {}
 
     def add(self, name: object, top: Floats, bottom: Floats) -> None:
-        """A figure by its numerator and denominator in each prompt."""
+        """A figure by its numerator and denominator in each prompt; figures share arrays."""
         self.names.append(name)
         self.top.append(top)
-        self.bottom.append(bottom)
+        known = [i for i, other in enumerate(self.bottom) if other is bottom]
+        if not known:
+            self.bottom.append(bottom)
+        self.of.append(known[0] if known else len(self.bottom) - 1)
 
     def solve(self) -> None:
         if self.names:
             found = cluster_bootstrap(
-                np.stack(self.top, axis=1), np.stack(self.bottom, axis=1), seed=self.seed
+                np.stack(self.top, axis=1),
+                np.stack(self.bottom, axis=1),
+                of=self.of,
+                seed=self.seed,
             )
             self.found = dict(zip(self.names, found, strict=True))
 
@@ -170,8 +185,23 @@ class _Ratios:
         found = self.found.get(name)
         if found is None or otherwise is None:
             return otherwise
-        value = otherwise.value
+        value, lo, hi = otherwise
+        if len(self.parts) < FEW and not math.isnan(lo):
+            return Interval(value, min(lo, found.lo), max(hi, found.hi))
         return Interval(value, min(value, found.lo), max(value, found.hi))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a source says apart from the counters, when those are not all known.
+
+    ``drafted`` and ``accepted`` are tokens, of each prompt or of the run; ``unknown`` are the
+    names of the counters that it does not hold.
+    """
+
+    drafted: Sequence[int | None]
+    accepted: Sequence[int | None]
+    unknown: frozenset[str]
 
 
 def summarise(
@@ -180,6 +210,8 @@ def summarise(
     tokens: int | Sequence[int] | None = None,
     loops: float | Sequence[float | None] | None = None,
     *,
+    known: Known | None = None,
+    positions: int | None = None,
     seed: int = 0,
 ) -> Summary:
     """Everything that follows from the counters of a run.
@@ -188,15 +220,19 @@ def summarise(
         total: the run's counters.
         by_prompt: the same by prompt. With two or more the intervals come from a bootstrap over
             prompts, since tokens of one prompt are not independent; otherwise, and where all
-            prompts agree, from Wilson's formula, which is too narrow for dependent tokens.
+            prompts agree, from Wilson's formula, which is too narrow for dependent tokens. With
+            fewer than six prompts the interval holds both.
         tokens: generated tokens, of the run or of each prompt; None: accepted + 1 a verification.
         loops: share of repeated 4-grams, of the text or of each prompt's.
+        known: what there is when not all counters are known; None: they are.
+        positions: the first few of them only; None: all.
         seed: of the bootstrap.
 
     Raises:
         InputError: tokens that are negative, or not as many numbers as prompts.
     """
     parts = list(by_prompt or ())
+    unknown = known.unknown if known else frozenset[str]()
     made = [s.tokens_accepted + s.verifications for s in parts]
     generated = total.tokens_accepted + total.verifications
     if isinstance(tokens, int):
@@ -205,68 +241,122 @@ def summarise(
         made, generated = list(tokens), sum(tokens)
     if generated < 0 or min(made, default=0) < 0 or len(made) != len(parts):
         raise InputError(f"{len(made)} token counts, {generated} in all, for {len(parts)} prompts")
-    depth = _depth(total)
+    lengths = _lengths(total, parts, known)
+    depth = min(_depth(total), MAX_POSITIONS if positions is None else positions)
     ratios = _Ratios(parts, seed)
-    _add_figures(ratios, depth, made)
+    _add_figures(ratios, depth, made, lengths)
     ratios.solve()
     survival = greenwood(total.accepted.tolist()[:depth], total.reached.tolist()[:depth])
-    positions = tuple(_position(total, i, survival[i], ratios) for i in range(depth))
-    drafted, accepted = total.tokens_drafted, total.tokens_accepted
+    shown = tuple(_position(total, i, survival[i], ratios, unknown) for i in range(depth))
+    drafted, accepted, passes = lengths.drafted, lengths.accepted, lengths.passes
+    told = drafted is not None and accepted is not None
     shares = (
         [loops] if isinstance(loops, float | int) else [s for s in loops or () if s is not None]
     )
     return Summary(
-        verifications=total.verifications,
+        verifications=passes,
         drafted=drafted,
         accepted=accepted,
         tokens=generated,
-        acceptance=ratios.get("acceptance", wilson(accepted, drafted)),
+        acceptance=ratios.get("acceptance", wilson(accepted or 0, drafted or 0) if told else None),
         acceptance_length=_plus_one(
-            ratios.get("length", _mean(total.accepted, total.beyond_accepted, total))
+            ratios.get("length", _mean("accepted", total, lengths, unknown))
         ),
-        coverage=ratios.get("coverage", _coverage(total, generated)),
-        drafted_per_verification=ratios.get(
-            "drafted", _mean(total.drafted, total.beyond_drafted, total)
-        ),
-        expected_length=_expected([p.survival for p in positions if p.drafted]),
-        positions=positions,
-        discarded=total.discarded,
-        unresolved=total.unresolved,
-        invalid=total.invalid,
-        dropped_drafts=total.dropped_drafts,
-        dropped_tokens=total.dropped_tokens,
-        cut_tokens=total.cut_tokens,
-        padded_rows=total.padded_rows,
-        nan_rows=total.nan_rows,
-        beyond_drafted=total.beyond_drafted,
-        beyond_reached=total.beyond_reached,
-        beyond_accepted=total.beyond_accepted,
+        coverage=ratios.get("coverage", _coverage(total, generated, lengths, unknown)),
+        drafted_per_verification=ratios.get("drafted", _mean("drafted", total, lengths, unknown)),
+        expected_length=_expected([p.survival for p in shown if p.drafted != 0]),
+        positions=shown,
+        calibration1=_pooled(total.calib_p1, "calib_p1" in unknown),
+        calibration2=_pooled(total.calib_p2, "calib_p2" in unknown),
+        **{name: None if name in unknown else getattr(total, name) for name in _APART},
         loops=max(shares, default=None),
         prompts=len(parts),
-        warnings=_warnings(total, shares),
+        warnings=warnings(total, shares, unknown),
     )
 
 
+def of_result(result: dict[str, Any]) -> Summary | None:
+    """The summary of a result file's run; None for a run without statistics."""
+    total, prompts = result["total"], result["prompts"]
+    if total["positions"] is None:
+        return None
+    positions = [total["positions"], *(prompt["positions"] for prompt in prompts)]
+    (counted, *by_prompt), unknown = Snapshot.from_partial(positions)
+    known = Known([p["drafted"] for p in prompts], [p["accepted"] for p in prompts], unknown)
+    return summarise(
+        counted,
+        by_prompt=by_prompt,
+        tokens=[prompt["tokens"] for prompt in prompts],
+        loops=[prompt["repeated_4grams"] for prompt in prompts],
+        known=known if unknown else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Tokens drafted and accepted and the verifications: of the run, and [prompts] of each."""
+
+    drafted: int | None
+    accepted: int | None
+    passes: int | None
+    each_drafted: Floats | None
+    each_accepted: Floats | None
+    each_passes: Floats | None
+
+
+def _lengths(total: Snapshot, parts: Sequence[Snapshot], known: Known | None) -> _Lengths:
+    drafted: Sequence[int | None] = [s.tokens_drafted for s in parts]
+    accepted: Sequence[int | None] = [s.tokens_accepted for s in parts]
+    all_drafted: int | None = total.tokens_drafted
+    all_accepted: int | None = total.tokens_accepted
+    passes: int | None = total.verifications
+    each_passes: Floats | None = np.array([s.verifications for s in parts], np.float64)
+    if known and "drafted" in known.unknown:
+        drafted, all_drafted = known.drafted, _sum(known.drafted)
+    if known and "accepted" in known.unknown:
+        accepted, all_accepted = known.accepted, _sum(known.accepted)
+    if known and "verifications" in known.unknown:
+        passes = each_passes = None
+    return _Lengths(
+        all_drafted, all_accepted, passes, _floats(drafted), _floats(accepted), each_passes
+    )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _floats(counts: Sequence[int | None]) -> Floats | None:
+    return None if None in counts else np.array(counts, np.float64)
+
+
 def _depth(total: Snapshot) -> int:
-    used = np.flatnonzero(total.drafted + total.stopped)
+    used = np.flatnonzero(total.drafted + total.reached + total.stopped)
     return int(used[-1]) + 1 if used.size else 0
 
 
-def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int]) -> None:
+def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int], lengths: _Lengths) -> None:
     """Numerators and denominators, [prompts], of all that the bootstrap serves."""
     parts = ratios.parts
     if len(parts) < 2:
         return
+    accepted, drafted, passes = lengths.each_accepted, lengths.each_drafted, lengths.each_passes
+    generated = np.array(made, np.float64)
+    for name, top, bottom in (
+        ("acceptance", accepted, drafted),
+        ("length", accepted, passes),
+        ("drafted", drafted, passes),
+        ("coverage", drafted, generated),
+    ):
+        if top is not None and bottom is not None:
+            ratios.add(name, top, bottom)
+    if passes is None:
+        return
+    counters = stacked(parts)
 
     def field(name: str) -> Floats:
-        return np.array([getattr(s, name) for s in parts], np.float64)
+        return counters[name].astype(np.float64)
 
-    passes = field("verifications")
-    accepted, drafted = field("tokens_accepted"), field("tokens_drafted")
-    ratios.add("acceptance", accepted, drafted)
-    ratios.add("length", accepted, passes)
-    ratios.add("drafted", drafted, passes)
-    ratios.add("coverage", drafted, np.array(made, np.float64))
     hits, reached, rank, miss = (field(n) for n in ("accepted", "reached", "rank", "miss"))
     p, p_top10 = field("sum_p"), field("sum_p_top10")
     found = rank.cumsum(axis=2)
@@ -286,39 +376,62 @@ def _add_figures(ratios: _Ratios, depth: int, made: Sequence[int]) -> None:
             ratios.add(("top10", i, r), p_top10[:, i, r], here)
 
 
-def _position(total: Snapshot, i: int, survival: Estimate, ratios: _Ratios) -> Position:
+def _position(
+    total: Snapshot, i: int, survival: Estimate, ratios: _Ratios, unknown: frozenset[str]
+) -> Position:
     reached, accepted = int(total.reached[i]), int(total.accepted[i])
     ranks = total.rank[i].tolist()
     sums, sums10 = total.sum_p[i].tolist(), total.sum_p_top10[i].tolist()
+    ranked = not {"rank", "miss"} & unknown
+    stops = not {"stopped", "stopped_hit", "stopped_reached"} & unknown
 
-    def share(name: object, k: float, n: float) -> Estimate:
-        return ratios.get(name, wilson(k, n))
+    def share(name: object, k: float, n: float, told: bool = True) -> Estimate:
+        return ratios.get(name, wilson(k, n)) if told else None
 
+    def each(name: str, counts: Sequence[float], told: bool) -> tuple[Estimate, ...]:
+        return tuple(share((name, i, r), n, reached, told) for r, n in enumerate(counts))
+
+    p1, p2 = each("p", sums[:2], "sum_p" not in unknown)
+    p1_top10, p2_top10 = each("top10", sums10[:2], "sum_p_top10" not in unknown)
     return Position(
         index=i,
-        drafted=int(total.drafted[i]),
+        drafted=None if "drafted" in unknown else int(total.drafted[i]),
         reached=reached,
         accepted=accepted,
-        rank_counts=tuple(ranks),
-        miss_count=int(total.miss[i]),
-        ranks=tuple(share(("rank", i, r), n, reached) for r, n in enumerate(ranks)),
-        miss=share(("miss", i), int(total.miss[i]), reached),
+        rank_counts=tuple(ranks) if ranked else None,
+        miss_count=int(total.miss[i]) if ranked else None,
+        ranks=each("rank", ranks, ranked),
+        miss=share(("miss", i), int(total.miss[i]), reached, ranked),
         acceptance=share(("acceptance", i), accepted, reached),
         unconditional=share(("unconditional", i), accepted, total.verifications),
         survival=survival,
-        recall=tuple(share(("recall", i, k), sum(ranks[: k + 1]), reached) for k in range(SHOWN)),
-        p1=share(("p", i, 0), sums[0], reached),
-        p2=share(("p", i, 1), sums[1], reached),
-        p1_top10=share(("top10", i, 0), sums10[0], reached),
-        p2_top10=share(("top10", i, 1), sums10[1], reached),
-        mean_p=tuple(s / reached if reached else None for s in sums),
-        widening=share(("widening", i), ranks[1], total.verifications),
-        stopped=int(total.stopped[i]),
-        stopped_hit=share(("stopped", i), int(total.stopped_hit[i]), int(total.stopped_reached[i])),
-        censored={name: int(total.censored[j, i]) for j, name in enumerate(CENSOR_REASONS)},
-        calibration1=tuple((int(n), int(hit)) for n, hit in total.calib_p1[i]),
-        calibration2=tuple((int(n), int(hit)) for n, hit in total.calib_p2[i]),
+        recall=each("recall", list(accumulate(ranks)), ranked),
+        p1=p1,
+        p2=p2,
+        p1_top10=p1_top10,
+        p2_top10=p2_top10,
+        mean_p=tuple(s / reached if reached and "sum_p" not in unknown else None for s in sums),
+        widening=share(("widening", i), ranks[1], total.verifications, ranked),
+        stopped=int(total.stopped[i]) if stops else None,
+        stopped_hit=share(
+            ("stopped", i), int(total.stopped_hit[i]), int(total.stopped_reached[i]), stops
+        ),
+        censored=None
+        if "censored" in unknown
+        else {name: int(total.censored[j, i]) for j, name in enumerate(CENSOR_REASONS)},
+        calibration1=None if "calib_p1" in unknown else _calibration(total.calib_p1[i]),
+        calibration2=None if "calib_p2" in unknown else _calibration(total.calib_p2[i]),
     )
+
+
+def _calibration(deciles: Counts) -> tuple[tuple[int, int], ...]:
+    return tuple((int(n), int(hit)) for n, hit in deciles)
+
+
+def _pooled(deciles: Counts, is_unknown: bool) -> tuple[Estimate, ...] | None:
+    if is_unknown:
+        return None
+    return tuple(wilson(int(hit), int(n)) for n, hit in deciles.sum(axis=0))
 
 
 def _moments(counts: Sequence[int], beyond: int, n: int) -> tuple[float, float]:
@@ -332,12 +445,17 @@ def _moments(counts: Sequence[int], beyond: int, n: int) -> tuple[float, float]:
     return mean, max(0.0, square - mean * mean)
 
 
-def _mean(counts: Counts, beyond: int, total: Snapshot) -> Estimate:
-    """Mean of a length by verification, with a normal interval."""
-    n = total.verifications
-    if n == 0:
+def _mean(name: str, total: Snapshot, lengths: _Lengths, unknown: frozenset[str]) -> Estimate:
+    """Mean of a length ("drafted", "accepted") by verification, with a normal interval.
+
+    Where only the sum is known the bounds are NaN.
+    """
+    n, tokens = lengths.passes, getattr(lengths, name)
+    if not n or tokens is None:
         return None
-    mean, variance = _moments(counts.tolist(), beyond, n)
+    if name in unknown:
+        return Interval(tokens / n, math.nan, math.nan)
+    mean, variance = _moments(getattr(total, name).tolist(), getattr(total, f"beyond_{name}"), n)
     half = Z * math.sqrt(variance / n)
     return Interval(mean, max(0.0, mean - half), mean + half)
 
@@ -346,13 +464,15 @@ def _plus_one(x: Estimate) -> Estimate:
     return None if x is None else Interval(x.value + 1, x.lo + 1, x.hi + 1)
 
 
-def _coverage(total: Snapshot, tokens: int) -> Estimate:
+def _coverage(total: Snapshot, tokens: int, lengths: _Lengths, unknown: frozenset[str]) -> Estimate:
     """Drafted / generated. Drafted and accepted lengths go up together, so taking them as
     independent makes the interval too wide rather than too narrow."""
-    n = total.verifications
-    if tokens == 0 or n == 0:
+    n, drafted = lengths.passes, lengths.drafted
+    if tokens == 0 or n == 0 or drafted is None:
         return None
-    value = total.tokens_drafted / tokens
+    value = drafted / tokens
+    if n is None or {"drafted", "accepted"} & unknown:
+        return Interval(value, math.nan, math.nan)
     mean_d, var_d = _moments(total.drafted.tolist(), total.beyond_drafted, n)
     mean_a, var_a = _moments(total.accepted.tolist(), total.beyond_accepted, n)
     relative = (var_d / mean_d**2 if mean_d else 0.0) + var_a / (1 + mean_a) ** 2
@@ -368,80 +488,3 @@ def _expected(survival: Sequence[Estimate]) -> Estimate:
     return Interval(
         1 + sum(s.value for s in known), 1 + sum(s.lo for s in known), 1 + sum(s.hi for s in known)
     )
-
-
-def _warnings(total: Snapshot, shares: Sequence[float]) -> tuple[str, ...]:
-    found = []
-    looping = [s for s in shares if s > LOOP_SHARE]
-    if looping:
-        which = (
-            "the text loops" if len(shares) == 1 else f"{len(looping)} of {len(shares)} texts loop"
-        )
-        found.append(
-            f"{which} (up to {max(looping):.0%} of the 4-grams occurred before): loops inflate"
-            " acceptance"
-        )
-    reached, accepted = int(total.reached[0]), int(total.accepted[0])
-    first, second = int(total.rank[0, 0]), int(total.rank[0, 1])
-    if total.verifications >= BROKEN_COUNT and reached and accepted / reached < BROKEN_RATE:
-        found.append(
-            f"the head looks broken, not weak: position 1 accepted {accepted} of {reached}"
-        )
-    elif first + second >= RANKED_COUNT and first <= second:
-        found.append(
-            "the head looks broken, not weak: at position 1 its first choice was right"
-            f" {first} times, its second {second}"
-        )
-    if total.invalid:
-        found.append(f"{total.invalid} rounds had no usable logits (NaN) and are left out")
-    if total.padded_rows:
-        found.append(
-            f"the head put padding first in {total.padded_rows} rows: its vocabulary may not be"
-            " the target's"
-        )
-    return tuple(found)
-
-
-def deeper_or_wider(summary: Summary, speedup: float | None = None) -> str:
-    """One true sentence on the question, from the run's numbers.
-
-    It compares what one more node would earn, in tokens a verification: a rank-2 leaf at the best
-    position against the deepest position drafted, which bounds what a deeper one can earn. It
-    counts tokens, not the time a node costs.
-
-    Args:
-        speedup: measured tokens/s over those of plain decoding, when known.
-    """
-    drafted = [p for p in summary.positions if p.drafted]
-    if not drafted:
-        return "Nothing was drafted, so this run does not say whether deeper or wider would pay."
-    if speedup is not None and speedup < 1:
-        return (
-            f"Leave it: with drafting this ran at {speedup:.2f} times the speed of plain decoding,"
-            " so drafting does not pay here as it is, let alone deeper or wider."
-        )
-    last = drafted[-1]
-    leaf = max(drafted, key=lambda p: p.rank_counts[1])
-    wide, deep = leaf.widening, last.unconditional
-    if summary.verifications < ENOUGH or wide is None or deep is None:
-        return (
-            f"Cannot tell deeper from wider: {summary.verifications} verifications are too few"
-            f" (at least {ENOUGH})."
-        )
-    leaf_text = f"a rank-2 leaf at position {leaf.number} would add {_range(wide)}"
-    last_text = f"position {last.number}, the deepest drafted, adds {_range(deep)}"
-    if wide.lo > deep.hi:
-        return (
-            f"Wider rather than deeper: {leaf_text} tokens a verification, while {last_text},"
-            " and deeper ones can only add less."
-        )
-    if deep.lo > wide.hi:
-        return (
-            f"Deeper rather than wider: {last_text} tokens a verification, more than the best"
-            f" sibling, as {leaf_text}."
-        )
-    return f"Too close to tell: {leaf_text} tokens a verification and {last_text}."
-
-
-def _range(x: Interval) -> str:
-    return f"{x.value:.3f} ({x.lo:.3f} to {x.hi:.3f})"

@@ -28,6 +28,18 @@ def lse(values: Sequence[float]) -> float:
     return top + math.log(math.fsum(math.exp(v - top) for v in finite))
 
 
+def overlap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Sum of the lesser probability of each token; what is not finite in either row is none."""
+    full_a, full_b = lse(a), lse(b)
+    if math.inf in (abs(full_a), abs(full_b)):
+        return math.nan
+    return math.fsum(
+        math.exp(min(x - full_a, y - full_b))
+        for x, y in zip(a, b, strict=True)
+        if math.isfinite(x) and math.isfinite(y)
+    )
+
+
 def bad(row: Sequence[float]) -> int:
     """NaN and +inf entries."""
     return sum(math.isnan(v) or v == math.inf for v in row)

@@ -15,22 +15,43 @@ import click
 
 import mtpstats
 from mtpstats.cli import streams
+from mtpstats.cli.signals import Watch
 from mtpstats.errors import MtpStatsError
 from mtpstats.text import printable
 
 COMMANDS = {
     "bench": "Run prompts, and show how the MTP head drafts for them.",
+    "record": "Record once what any drafting policy can be replayed from.",
+    "report": "Show a result again: as text, Markdown, CSV, JSON, HTML or a picture.",
+    "compare": "Compare results of the same prompts with the first one.",
+    "merge": "Add up the results of a run that was split by prompts.",
+    "import": "Make a result of what a llama-server logged or counted.",
+    "replay": "Say from a trace what drafting policies would have done.",
+    "plan": "Predict the speed of every drafting policy, and recommend one.",
+    "validate": "Run the fastest policies for real, predicted beside measured.",
     "info": "Show the libllama builds, the devices, and how a model can be driven.",
 }
 
 MAX_LINE = 2000
+COMPLETE = "_MTPSTATS_COMPLETE"
 
 EXAMPLES = """\
 Examples:
   mtpstats bench                           the built-in model and prompts
   mtpstats bench -m model.gguf -o a.json   your model; keep the result
+  mtpstats report a.json                   the result again
+  mtpstats record -m model.gguf -o run.trace
+                                           record once ...
+  mtpstats replay run.trace                ... what other drafts would have done
+  mtpstats plan run.trace                  ... how fast each would be: what to use
+  mtpstats validate run.trace              was that so?
   mtpstats info -m model.gguf              can this model draft?
 """
+
+
+def module(name: str) -> str:
+    """Return the name of a command's module; ``import`` is no name for one."""
+    return "imports" if name == "import" else name
 
 
 class _Group(click.Group):
@@ -42,7 +63,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"mtpstats.cli.{cmd_name}").command
+        command = import_module(f"mtpstats.cli.{module(cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -77,7 +98,9 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            with cli.make_context("mtpstats", arguments) as ctx:
+            if COMPLETE in os.environ:
+                return _completed(os.environ[COMPLETE])
+            with Watch(), cli.make_context("mtpstats", arguments) as ctx:
                 cli.invoke(ctx)
         finally:
             streams.flush()
@@ -101,6 +124,13 @@ def main(args: Sequence[str] | None = None) -> int:
         kind = type(error).__name__
         return _failed(f"unexpected {kind}: {error} (MTPSTATS_TRACEBACK=1 shows where)", 1)
     return 0
+
+
+def _completed(instruction: str) -> int:
+    """Say to a shell what may follow, or how it is to ask; click's own words."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "mtpstats", COMPLETE, instruction)
 
 
 def _failed(message: str, code: int) -> int:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtpstats.cli import options
-from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.cli import inputs, options
+from mtpstats.cli.output import check, deliver
+from mtpstats.cli.streams import last_words, show_log, to_stderr
 
 if TYPE_CHECKING:
-    from mtpstats.prompts import Prompt
     from mtpstats.run import BenchSettings
 
 EXAMPLES = """\
@@ -25,13 +24,23 @@ Examples:
       two prompts of your own, and the measured speed-up over plain decoding
   mtpstats bench -m model.gguf --prompts mine.jsonl --temp 0.8 -o result.json
       many prompts, sampled; the table on the terminal, everything in the file
+  mtpstats bench -m gemma4.gguf -md assistant.gguf -np 4 -c 4096
+      a head of its own file; four prompts at a time, 4096 tokens of context each
+  mtpstats bench -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052 -ts 3,1
+      layers on two machines that run llama.cpp's rpc-server
+  mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
+      100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
+      the built-in conversations, answered without thinking first
 """
 
 
 @click.command("bench", cls=options.Command, epilog=EXAMPLES)
 @options.takes(
     model=options.ModelOptions,
+    devices=options.DeviceOptions,
     texts=options.PromptOptions,
+    choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
     run=options.RunOptions,
@@ -40,7 +49,9 @@ Examples:
 )
 def command(
     model: options.ModelOptions,
+    devices: options.DeviceOptions,
     texts: options.PromptOptions,
+    choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
@@ -53,13 +64,16 @@ def command(
     draft position, how often a drafted token was accepted, and which rank among the head's
     candidates the target's own choice had: whether to draft deeper or wider.
     """
-    _check_output(output)
-    prompts = _gather(texts)
+    check(output)
+    sampling = inputs.with_seed(sampling)
+    prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
+    selection = inputs.selection(choice)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    settings = _settings(model, drafting, sampling, run, output)
+    base = inputs.settings(model, devices, sampling, selection, run.n_predict)
+    settings = _settings(base, drafting, run, output)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -69,9 +83,9 @@ def command(
         line.clear()
         to_stderr(compact(snapshot) + "\n")
 
-    def on_abort(text: str) -> None:
+    def on_abort(text: str, finished: dict[str, Any] | None) -> None:
         line.clear()
-        last_words(text)
+        last_words(text, partial(_rescue, finished, output) if finished else None)
 
     try:
         result = runs.bench(
@@ -87,104 +101,40 @@ def command(
     except runs.BenchStopped as stop:
         line.clear()
         if stop.result["prompts"]:
-            _deliver(stop.result, output)
+            deliver(stop.result, output)
         raise
     finally:
         line.clear()
         if stream is not None:
             stream.close()
-    _deliver(result, output)
-
-
-def _check_output(output: options.OutputOptions) -> None:
-    """Refuse before a long run what could not be written after it."""
-    if output.output is None:
-        if sys.stdout is None:
-            raise InputError("standard output is closed and no -o FILE is given: nowhere to write")
-        return
-    if str(output.output) == "-":
-        raise InputError("-o wants a file name; --json writes to standard output")
-
-    from mtpstats import result
-
-    result.check_writable(output.output)
-
-
-def _gather(texts: options.PromptOptions) -> list[Prompt]:
-    """Return the prompts of all sources, the built-in ones if there are none."""
-    from mtpstats import prompts
-
-    found = [
-        prompts.from_text(text, f"prompt-{number}", escape=texts.escape)
-        for number, text in enumerate(texts.prompt, 1)
-    ]
-    found += [prompts.from_file(path, escape=texts.escape) for path in texts.file]
-    for path in texts.prompts:
-        found += prompts.load(path)
-    return prompts.with_unique_ids(found or prompts.builtin())
+    deliver(result, output)
 
 
 def _settings(
-    model: options.ModelOptions,
+    base: BenchSettings,
     drafting: options.DraftOptions,
-    sampling: options.SamplingOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
-    from mtpstats.run import BenchSettings, builtin_model
-    from mtpstats.speculate import DraftSettings, Sampling
+    from mtpstats.speculate import DraftSettings
 
-    built_in = builtin_model()
-    path = model.model or built_in
-    temp, temp_source = sampling.temp, "asked"
-    if temp is None:
-        is_built_in = _same_file(path, built_in)
-        temp = options.BUILT_IN_TEMP if is_built_in else 0.0
-        temp_source = "built-in model" if is_built_in else "default"
-    return BenchSettings(
-        model=path,
-        n_predict=run.n_predict,
+    return replace(
+        base,
+        n_parallel=run.n_parallel,
         draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
-        sampling=Sampling(temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed),
-        n_ctx=model.n_ctx,
-        n_batch=model.n_batch,
-        n_ubatch=model.n_ubatch,
-        n_threads=model.n_threads if model.n_threads > 0 else None,
-        n_threads_batch=model.n_threads_batch if model.n_threads_batch > 0 else None,
-        n_gpu_layers=model.n_gpu_layers,
-        flash_attn=model.flash_attn,
-        type_k=model.type_k,
-        type_v=model.type_v,
+        compat_counts=run.compat_counts,
         baseline=run.baseline,
-        temp_source=temp_source,
         stats=not run.no_stats,
         stats_every=run.stats_every,
         hash_model=output.json or output.output is not None,
     )
 
 
-def _same_file(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return path == other
-
-
-def _deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
-    """Write the file, then print; a file that fails at last does not take the table with it."""
-    from mtpstats import result as results
-
-    failure: MtpStatsError | None = None
-    if output.output is not None:
-        try:
-            results.write(output.output, result)
-        except MtpStatsError as error:
-            failure = error
-    if output.json:
-        to_stdout(results.dumps(result))
-    else:
-        from mtpstats.report import text
-
-        to_stdout(text.render(result))
-    if failure is not None:
-        raise failure
+def _rescue(finished: dict[str, Any], output: options.OutputOptions) -> str:
+    """Deliver what was finished before llama.cpp gave up; say what it was."""
+    done, planned = len(finished["prompts"]), finished["settings"]["n_prompts"]
+    said = f"{done} of {planned} prompts were finished"
+    if not done:
+        return f"{said}, nothing was written"
+    deliver(finished, output)
+    return said if output.output is None else f"{said} and are in {output.output}"

@@ -10,6 +10,7 @@ import click
 
 from mtpstats.cli import options
 from mtpstats.cli.streams import last_words, show_log, to_stdout
+from mtpstats.errors import InputError
 from mtpstats.text import printable
 
 EXAMPLES = """\
@@ -18,6 +19,8 @@ Examples:
       what is installed, and which build a run would use
   mtpstats info -m model.gguf
       whether and how this model's MTP head can be driven
+  mtpstats info -m gemma4.gguf -md assistant.gguf
+      the same of a head in a file of its own
 """
 
 _HEADS = {
@@ -41,13 +44,15 @@ def command(model: options.ModelFile, output: options.JsonOption, log: options.L
     """
     from mtpstats import describe
     from mtpstats.cli.live import ProgressLine
-    from mtpstats.run import Progress
+    from mtpstats.loop import Progress
 
     record, lib = describe.installation()
     if lib is not None and log.verbose:
         lib.verbose(show_log)
     if lib is not None:
         lib.on_abort(last_words)
+    if model.draft_model is not None and model.model is None:
+        raise InputError("-md names a head; -m must name the model it drafts for")
     if model.model is not None:
         line = ProgressLine(None if log.verbose else sys.stderr)
         try:
@@ -55,6 +60,7 @@ def command(model: options.ModelFile, output: options.JsonOption, log: options.L
                 model.model,
                 lib,
                 lambda share: line(Progress("loading the model", 100 * share, 100, "%")),
+                model.draft_model,
             )
         finally:
             line.clear()
@@ -117,7 +123,7 @@ def _devices(record: dict[str, Any]) -> str:
 
 
 def _model(model: dict[str, Any]) -> str:
-    drive = model["drive"]
+    drive, draft = model["drive"], model.get("draft_model")
     rows: list[tuple[str, Any]] = [
         ("model", model["file"]),
         ("size", f"{model['size'] / 1e6:,.1f} MB"),
@@ -130,6 +136,8 @@ def _model(model: dict[str, Any]) -> str:
     ]
     if model["memory"]:
         rows.append(("memory", model["memory"]))
+    if draft is not None:
+        rows.append(("draft model", f"{draft['file']}, {draft['architecture']}"))
     if drive["possible"]:
         rows.append(("MTP", f"can be driven: {_HEADS[drive['heads']]};"))
         rows.append(("", _ROLLBACK.get(drive["rollback"], drive["rollback"])))

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from mtpstats.loop import Progress
 from mtpstats.prompts import Prompt
-from mtpstats.run import Progress
 from mtpstats.text import printable
 
 QUIET_S = 2.0
@@ -86,25 +86,51 @@ def _clock_time(seconds: float) -> str:
 
 
 class TextStream:
-    """Writes prompts and the text that follows them as it comes, harmless to a terminal."""
+    """Writes prompts and the text that follows them as it comes, harmless to a terminal.
+
+    Of several texts at once the one that began first is live; the others wait until it has ended.
+    """
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._prompt: Prompt | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._texts: dict[str, _Text] = {}  # in the order of their beginnings
 
     def __call__(self, prompt: Prompt, piece: bytes) -> None:
-        """Write one piece; a character cut in two waits for its other half."""
-        if prompt is not self._prompt:
-            self.close()
-            self._prompt = prompt
-            self._write(f"--- {printable(prompt.id)}\n")
-            self._write(printable(prompt.text, keep_newlines=True))
-        self._write(printable(self._decoder.decode(piece), keep_newlines=True))
+        """Take one piece, an empty one as the text's end."""
+        if prompt.id not in self._texts:
+            self._texts[prompt.id] = _Text(prompt)
+        text = self._texts[prompt.id]
+        text.add(piece)
+        while self._texts:
+            first = next(iter(self._texts.values()))
+            self._write(first.take())
+            if not first.ended:
+                break
+            del self._texts[first.id]
 
     def close(self) -> None:
-        """End the last prompt's text."""
-        if self._prompt is not None:
-            self._write(printable(self._decoder.decode(b"", final=True)) + "\n")
-        self._decoder.reset()
-        self._prompt = None
+        """Write what waits, and end every text."""
+        for text in self._texts.values():
+            text.add(b"")
+            self._write(text.take())
+        self._texts.clear()
+
+
+class _Text:
+    """What is to be written of one text; a character cut in two waits for its other half."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.id = prompt.id
+        self.ended = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting = f"--- {printable(prompt.id)}\n"
+        self._waiting += printable(prompt.text, keep_newlines=True)
+
+    def add(self, piece: bytes) -> None:
+        self.ended = not piece
+        decoded = self._decoder.decode(piece, final=self.ended)
+        self._waiting += printable(decoded, keep_newlines=True) + ("\n" if self.ended else "")
+
+    def take(self) -> str:
+        waiting, self._waiting = self._waiting, ""
+        return waiting

@@ -9,144 +9,21 @@ where llama.cpp has the option; where a default differs, the help says why.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from mtpstats.cli import values
+from mtpstats.cli.groups import Command as Command
+from mtpstats.cli.groups import file_argument as file_argument
+from mtpstats.cli.groups import option as _option
+from mtpstats.cli.groups import takes as takes
+
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 BUILT_IN_TEMP = 0.7
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class GroupedOption(click.Option):
-    """A click option that knows under which heading the help lists it."""
-
-    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help lists options by heading and keeps the epilog's line breaks."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per heading, in the order of declaration; ``--help`` comes last."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(param, "heading", "Other")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records, col_max=26)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they stand."""
-        if self.epilog:
-            formatter.write("\n")
-            for line in self.epilog.strip("\n").splitlines():
-                formatter.write(line + "\n")
-
-
-def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str | int], int]:
-    """Return what reads an integer between the bounds."""
-
-    def read(value: str | int) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a whole number.") from None
-        if not low <= number <= high:
-            raise click.BadParameter(f"{number} is not in the range {low} to {high}.")
-        return number
-
-    return read
-
-
-def _real(low: float, high: float = math.inf) -> Callable[[str | float], float]:
-    """Return what reads a number between the bounds; nan, which passes comparisons, is refused."""
-
-    def read(value: str | float) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a number.") from None
-        if not math.isfinite(number) or not low <= number <= high:
-            bounds = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
-            raise click.BadParameter(f"{value} is not in the range {bounds}.")
-        return number
-
-    return read
-
-
-def _gpu_layers(value: str | int) -> int:
-    """Read ``-ngl``: a count, or ``auto`` or ``all``, which are -1: libllama's word for all."""
-    if value in ("auto", "all", -1):
-        return -1
-    try:
-        layers = int(value)
-    except ValueError:
-        layers = -1
-    if not 0 <= layers < 2**31:
-        raise click.BadParameter(f"{value!r} is neither a number of layers nor auto nor all.")
-    return layers
-
-
-def _option(*names: str, **settings: Any) -> Any:
-    """Declare a dataclass field that is filled from the command line."""
-    return field(metadata={"names": names, "settings": settings})
-
-
-class _File(click.Path):
-    """A path. An empty one, of a variable that was not set, would be the current directory."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "":
-            self.fail("the file name is empty.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _file(**kinds: bool) -> click.Path:
-    return _File(path_type=Path, **kinds)
-
-
-def takes(**groups: type) -> Callable[[Function], Callable[..., Any]]:
-    """Give a command the options of ``groups``; it receives one filled dataclass per keyword.
-
-    ``@takes(model=ModelOptions)`` over ``def info(model: ModelOptions)`` adds every option of
-    ``ModelOptions``, in the order of its fields, under the heading ``ModelOptions.HEADING``.
-    """
-
-    def decorate(function: Function) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(**values: Any) -> Any:
-            filled = {
-                name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-                for name, group in groups.items()
-            }
-            return function(**filled, **values)
-
-        decorated: Callable[..., Any] = call
-        for group in reversed(groups.values()):
-            for item in reversed(fields(group)):
-                add = click.option(
-                    *item.metadata["names"],
-                    item.name,
-                    cls=GroupedOption,
-                    heading=group.HEADING,  # type: ignore[attr-defined]
-                    **item.metadata["settings"],
-                )
-                decorated = add(decorated)
-        return decorated
-
-    return decorate
+SPLIT_MODES = ("none", "layer", "row", "tensor")
 
 
 @dataclass(frozen=True)
@@ -158,9 +35,18 @@ class ModelFile:
     model: Path | None = _option(
         "-m",
         "--model",
-        type=_file(),
+        type=values.file(),
         metavar="FILE",
         help="GGUF file with an MTP (NextN) head.  [default: the small built-in model]",
+    )
+    draft_model: Path | None = _option(
+        "-md",
+        "--spec-draft-model",
+        "--model-draft",
+        type=values.file(),
+        metavar="FILE",
+        help="GGUF file with the head alone: an assistant, or the MTP blocks of a model whose "
+        "file has none.  [default: the model's own head]",
     )
 
 
@@ -172,26 +58,27 @@ class ModelOptions(ModelFile):
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
-        type=_gpu_layers,
+        type=values.gpu_layers,
         default="auto",
         show_default=True,
         metavar="N",
-        help="Layers to keep in device memory: a number, auto or all. auto is all here: nothing "
-        "is fitted to the free memory.",
+        help="Layers to keep in device memory: a number, auto (or -1) or all. auto is all here: "
+        "nothing is fitted to the free memory.",
     )
     n_ctx: int | None = _option(
         "-c",
         "--ctx-size",
-        type=_whole(0),
+        type=values.whole(0),
         default=None,
         metavar="N",
-        help="Context size in tokens; 0: the model's own.  [default: what the longest prompt and "
-        "-n need, so that models with huge contexts fit into memory]",
+        help="Context size in tokens of one sequence (with -np, each has as many); 0: the "
+        "model's own.  [default: what the longest prompt and -n need, so that models with huge "
+        "contexts fit into memory]",
     )
     n_batch: int = _option(
         "-b",
         "--batch-size",
-        type=_whole(1),
+        type=values.whole(1),
         default=2048,
         show_default=True,
         metavar="N",
@@ -200,7 +87,7 @@ class ModelOptions(ModelFile):
     n_ubatch: int = _option(
         "-ub",
         "--ubatch-size",
-        type=_whole(1),
+        type=values.whole(1),
         default=512,
         show_default=True,
         metavar="N",
@@ -209,7 +96,7 @@ class ModelOptions(ModelFile):
     n_threads: int = _option(
         "-t",
         "--threads",
-        type=_whole(-1, 512),
+        type=values.whole(-1, 512),
         default=-1,
         metavar="N",
         help="CPU threads while generating; -1: one per core.  [default: -1]",
@@ -217,7 +104,7 @@ class ModelOptions(ModelFile):
     n_threads_batch: int = _option(
         "-tb",
         "--threads-batch",
-        type=_whole(-1, 512),
+        type=values.whole(-1, 512),
         default=-1,
         metavar="N",
         help="CPU threads while reading prompts.  [default: as --threads]",
@@ -225,10 +112,11 @@ class ModelOptions(ModelFile):
     flash_attn: str = _option(
         "-fa",
         "--flash-attn",
-        type=click.Choice(["on", "off", "auto"]),
+        type=values.flash_attn,
         default="auto",
         show_default=True,
-        help="Flash attention.",
+        metavar="MODE",
+        help="Flash attention: on, off or auto (or as llama.cpp takes them: true, 1, false, 0).",
     )
     type_k: str = _option(
         "-ctk",
@@ -249,8 +137,65 @@ class ModelOptions(ModelFile):
 
 
 @dataclass(frozen=True)
+class DeviceOptions:
+    """Which devices, and what goes where."""
+
+    HEADING = "Devices (mtpstats info lists them)"
+
+    devices: tuple[str, ...] | None = _option(
+        "-dev",
+        "--device",
+        type=values.names,
+        default=None,
+        metavar="DEV,...",
+        help="Devices to offload to, in this order; none: offload nothing.  [default: all]",
+    )
+    split_mode: str | None = _option(
+        "-sm",
+        "--split-mode",
+        type=click.Choice(SPLIT_MODES),
+        default=None,
+        help="How devices share the model: whole on one (none), by layer, rows of each tensor, "
+        "or tensors with their KV.  [default: layer]",
+    )
+    tensor_split: tuple[float, ...] | None = _option(
+        "-ts",
+        "--tensor-split",
+        type=values.shares,
+        default=None,
+        metavar="N0,N1,...",
+        help="Share of each device, in proportions such as 3,1.  [default: by free memory]",
+    )
+    main_gpu: int | None = _option(
+        "-mg",
+        "--main-gpu",
+        type=values.whole(0),
+        default=None,
+        metavar="INDEX",
+        help="The device of --split-mode none, or of intermediate results with row.  [default: 0]",
+    )
+    override_tensor: tuple[tuple[tuple[str, str], ...], ...] = _option(
+        "-ot",
+        "--override-tensor",
+        type=values.override,
+        multiple=True,
+        metavar="PATTERN=TYPE,...",
+        help="Put tensors whose name matches the regular expression into a buffer of this type, "
+        "such as exps=CPU. Repeatable.",
+    )
+    rpc: tuple[tuple[str, ...], ...] = _option(
+        "--rpc",
+        type=values.servers,
+        multiple=True,
+        metavar="HOST:PORT,...",
+        help="Use the devices of these rpc-server processes, too (builds made with --rpc). "
+        "Repeatable.",
+    )
+
+
+@dataclass(frozen=True)
 class PromptOptions:
-    """What is continued; all sources add up, ``prompt`` first, then ``file``, then ``prompts``."""
+    """What is continued; all sources add up: ``prompt``, ``file``, ``prompts``, ``suite``."""
 
     HEADING = "Prompts (all of them are used; none given: the built-in ones)"
 
@@ -264,18 +209,38 @@ class PromptOptions:
     file: tuple[Path, ...] = _option(
         "-f",
         "--file",
-        type=_file(),
+        type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file that is one prompt as a whole. Repeatable.",
+        help="A file that is one prompt as a whole, a directory of such files, or - for standard "
+        "input. Repeatable.",
     )
     prompts: tuple[Path, ...] = _option(
         "--prompts",
-        type=_file(),
+        type=values.file(),
         multiple=True,
         metavar="FILE",
-        help="A file of many prompts: .txt one per line; .jsonl one string or object with "
-        '"prompt" (and "id", "category" if you like) per line; .json a list of such. Repeatable.',
+        help="A file of many prompts, a directory of such files, or - for standard input: .txt one "
+        'per line; .jsonl and .json with OpenAI "messages" (and "tools"), ShareGPT '
+        '"conversations", or "prompt"; .csv and .tsv with a column "prompt". "id" and "category" '
+        "are kept. Repeatable.",
+    )
+    suite: bool = _option(
+        "--suite",
+        is_flag=True,
+        help="The built-in conversations for real models: 45 in 9 categories, from code to prose.",
+    )
+    prompt_field: str | None = _option(
+        "--prompt-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the prompt.  [default: "messages", "conversations" or '
+        '"prompt", whichever comes first]',
+    )
+    category_field: str | None = _option(
+        "--category-field",
+        metavar="NAME",
+        help='JSON key or CSV column of the category.  [default: "category"; of several files, '
+        "else the file's name]",
     )
     escape: bool = _option(
         "-e",
@@ -287,6 +252,58 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
+class SelectionOptions:
+    """Which prompts run, and what makes text of conversations."""
+
+    HEADING = "Chat template and selection"
+
+    chat: bool | None = _option(
+        "--chat/--no-chat",
+        default=None,
+        help="--chat: every text prompt is a user's message; --no-chat: no template, conversations "
+        "are their texts.  [default: conversations go through the model's chat template, texts "
+        "stay as they are]",
+    )
+    chat_template: Path | None = _option(
+        "--chat-template",
+        "--chat-template-file",
+        type=values.file(),
+        metavar="FILE",
+        help="A Jinja file to use as template.  [default: the one that the model carries]",
+    )
+    chat_template_kwargs: dict[str, Any] = _option(
+        "--chat-template-kwargs",
+        type=values.json_object,
+        default="{}",
+        metavar="JSON",
+        help="Variables for the template, for instance '{\"enable_thinking\": false}'.  "
+        "[default: {}]",
+    )
+    shuffle: bool = _option(
+        "--shuffle", is_flag=True, help="Take the prompts in an order that --seed decides."
+    )
+    limit: int | None = _option(
+        "--limit",
+        type=values.whole(1),
+        metavar="N",
+        help="Run at most N prompts, the first ones.  [default: all]",
+    )
+    min_tokens: int = _option(
+        "--min-tokens",
+        type=values.whole(0),
+        default=0,
+        metavar="N",
+        help="Leave out prompts with fewer tokens.  [default: 0]",
+    )
+    max_tokens: int | None = _option(
+        "--max-tokens",
+        type=values.whole(1),
+        metavar="N",
+        help="Leave out prompts with more tokens.  [default: as many as the context holds]",
+    )
+
+
+@dataclass(frozen=True)
 class DraftOptions:
     """How far the head drafts."""
 
@@ -294,7 +311,7 @@ class DraftOptions:
 
     n_max: int = _option(
         "--spec-draft-n-max",
-        type=_whole(1, 1024),
+        type=values.whole(1, 1024),
         default=8,
         show_default=True,
         metavar="N",
@@ -303,7 +320,7 @@ class DraftOptions:
     )
     n_min: int = _option(
         "--spec-draft-n-min",
-        type=_whole(0, 1024),
+        type=values.whole(0, 1024),
         default=0,
         show_default=True,
         metavar="N",
@@ -312,7 +329,7 @@ class DraftOptions:
     p_min: float = _option(
         "--spec-draft-p-min",
         "--draft-p-min",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.0,
         show_default=True,
         metavar="P",
@@ -329,7 +346,7 @@ class SamplingOptions:
     temp: float | None = _option(
         "--temp",
         "--temperature",
-        type=_real(0),
+        type=values.real(0),
         default=None,
         metavar="T",
         help="Temperature of the target; 0 is greedy.  [default: 0, so that runs compare; for the "
@@ -337,15 +354,15 @@ class SamplingOptions:
     )
     top_k: int = _option(
         "--top-k",
-        type=_whole(0),
+        type=values.top_k,
         default=40,
         show_default=True,
         metavar="N",
-        help="Draw from the N best; 0: off.",
+        help="Draw from the N best; 0 or less: off.",
     )
     top_p: float = _option(
         "--top-p",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.95,
         show_default=True,
         metavar="P",
@@ -353,7 +370,7 @@ class SamplingOptions:
     )
     min_p: float = _option(
         "--min-p",
-        type=_real(0, 1),
+        type=values.real(0, 1),
         default=0.05,
         show_default=True,
         metavar="P",
@@ -362,7 +379,7 @@ class SamplingOptions:
     seed: int = _option(
         "-s",
         "--seed",
-        type=_whole(-1, 2**32 - 1),
+        type=values.whole(-1, 2**32 - 1),
         default=0,
         show_default=True,
         metavar="N",
@@ -381,26 +398,42 @@ class RunOptions:
         "-n",
         "--predict",
         "--n-predict",
-        type=_whole(-1, 2**31 - 1),
+        type=values.whole(-1, 2**31 - 1),
         default=128,
         show_default=True,
         metavar="N",
         help="Tokens to generate per prompt; -1: until the model ends or the context is full. "
         "llama.cpp's default is -1; here 128, so that prompts weigh alike.",
     )
+    n_parallel: int = _option(
+        "-np",
+        "--parallel",
+        type=values.whole(1, 256),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Prompts to decode together. tokens/s is that of all of them.",
+    )
     baseline: bool = _option(
         "--baseline",
         is_flag=True,
-        help="Also run every prompt without drafting: the measured speed-up.",
+        help="Also run every prompt without drafting, in turns with the other run: the measured "
+        "speed-up.",
     )
     no_stats: bool = _option(
         "--no-stats",
         is_flag=True,
         help="Collect no statistics; time only.",
     )
+    compat_counts: bool = _option(
+        "--compat-counts",
+        is_flag=True,
+        help="For targets that cannot take tokens back, count drafts as llama.cpp prints them: "
+        "only the second verification, of the accepted part.",
+    )
     stats_every: int = _option(
         "--stats-every",
-        type=_whole(0),
+        type=values.whole(0),
         default=0,
         metavar="N",
         help="Print the statistics so far on standard error every N verifications; 0: never.  "
@@ -409,7 +442,145 @@ class RunOptions:
     stream: bool = _option(
         "--stream",
         is_flag=True,
-        help="Print prompts and text on standard error as they are made.",
+        help="Print prompts and text on standard error as they are made; with -np one after "
+        "the other, the first of them live.",
+    )
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What is replayed from a trace."""
+
+    HEADING = "Replay"
+
+    policy: tuple[str, ...] = _option(
+        "--policy",
+        multiple=True,
+        metavar="SPEC",
+        help="chain:n_max=4,p_min=0.6 (and n_min); gated:n_max=4,p1_max=0.7,p2_min=0.2 (and "
+        "p_min, n_min, p3_min); adaptive:n_max=8 (and low, start, up, down, p_min); "
+        "tree:[[0],[1],[0,0]] or tree:FILE.json. Repeatable.  [default: llama.cpp's own, "
+        "chain:n_max=3, and the longest chain recorded]",
+    )
+    starts: str = _option(
+        "--starts",
+        type=click.Choice(["policy", "uniform"]),
+        default="policy",
+        show_default=True,
+        help="policy: the roots at which the policy starts, as in a run; uniform: every root once.",
+    )
+    n_predict: int | None = _option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=values.whole(0),
+        default=None,
+        metavar="N",
+        help="Tokens to generate per prompt.  [default: as many as were recorded]",
+    )
+    n_ctx: int | None = _option(
+        "-c",
+        "--ctx-size",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Context of the run, in tokens.  [default: large enough]",
+    )
+    trees: tuple[int, ...] = _option(
+        "--trees",
+        type=values.whole(1, 256),
+        multiple=True,
+        metavar="N",
+        help="Also find, score and draw the best tree of N nodes. Repeatable.",
+    )
+
+
+@dataclass(frozen=True)
+class TraceModel:
+    """The files of a trace's model, where something is to be run."""
+
+    HEADING = "Model"
+
+    model: Path | None = _option(
+        "-m",
+        "--model",
+        type=values.file(),
+        metavar="FILE",
+        help="The model the trace was recorded with, where something is run.  [default: the "
+        "built-in one, if the trace is of it]",
+    )
+    draft_model: Path | None = _option(
+        "-md",
+        "--spec-draft-model",
+        "--model-draft",
+        type=values.file(),
+        metavar="FILE",
+        help="The file with its head, if that was one of its own.  [default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What passes and steps cost."""
+
+    HEADING = "Costs"
+
+    cost: Path | None = _option(
+        "--cost",
+        type=values.file(),
+        metavar="FILE",
+        help="A cost file: another machine's, or one written by hand.  [default: the trace's own "
+        "costs; measured now if it has none]",
+    )
+    measure: bool = _option(
+        "--measure",
+        is_flag=True,
+        help="Measure the costs now, with the trace's model and settings.",
+    )
+    save_cost: Path | None = _option(
+        "--save-cost",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the costs that were used here, to be read by --cost.  [default: nowhere]",
+    )
+
+
+@dataclass(frozen=True)
+class ValidateOptions:
+    """What is run for real."""
+
+    HEADING = "Run"
+
+    top: int = _option(
+        "--top",
+        type=values.whole(1, 160),
+        default=3,
+        show_default=True,
+        metavar="K",
+        help="Run the K chains that are predicted fastest, beside llama.cpp's defaults and no "
+        "drafting. Each has contexts of its own.",
+    )
+    repeat: int = _option(
+        "--repeat",
+        type=values.whole(1, 1000),
+        default=3,
+        show_default=True,
+        metavar="R",
+        help="Run each policy R times on each prompt; of each prompt the median counts.",
+    )
+    n_prompts: int | None = _option(
+        "--n-prompts",
+        type=values.whole(1),
+        default=None,
+        metavar="N",
+        help="Run N of the trace's prompts, evenly spread.  [default: all]",
+    )
+    server: Path | None = _option(
+        "--server",
+        type=values.file(),
+        metavar="PATH",
+        help="Also run them through this llama-server, started and stopped for each policy, on "
+        "127.0.0.1.  [default: none]",
     )
 
 
@@ -422,7 +593,7 @@ class OutputOptions:
     output: Path | None = _option(
         "-o",
         "--output",
-        type=_file(),
+        type=values.file(),
         metavar="FILE",
         help="Write the result here as JSON, whole or not at all.",
     )
@@ -439,6 +610,76 @@ class JsonOption:
 
     HEADING = "Output"
 
+    json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What a comparison must not show."""
+
+    HEADING = "Check"
+
+    fail_if_worse: float | None = _option(
+        "--fail-if-worse",
+        type=values.share,
+        default=None,
+        metavar="PERCENT",
+        help="End with exit code 3 if a result is worse than the first by more than this, beyond "
+        "chance.  [default: no check]",
+    )
+    fail_on: tuple[str, ...] = _option(
+        "--fail-on",
+        type=click.Choice(["length", "acceptance", "speed"]),
+        multiple=True,
+        default=("length",),
+        help="Which figure is checked: mean acceptance length, accepted of drafted, tokens/s. "
+        "Repeatable.  [default: length]",
+    )
+
+
+@dataclass(frozen=True)
+class ReportForm:
+    """How a result is shown."""
+
+    HEADING = "Output (one form; text if none is asked for)"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown.")
+    csv: bool = _option("--csv", is_flag=True, help="Print every figure as a line of CSV.")
+    json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
+    html: Path | None = _option(
+        "--html",
+        type=values.file(),
+        metavar="FILE",
+        help="Write one self-contained page with figures.  [default: none]",
+    )
+    plot: Path | None = _option(
+        "--plot",
+        type=values.file(),
+        metavar="FILE",
+        help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
+        "[default: none]",
+    )
+    plan: Path | None = _option(
+        "--plan",
+        type=values.file(),
+        metavar="FILE",
+        help="Also draw the predicted speeds of a plan, of plan -o.  [default: none]",
+    )
+    validation: Path | None = _option(
+        "--validation",
+        type=values.file(),
+        metavar="FILE",
+        help="And what was measured, of validate -o.  [default: none]",
+    )
+
+
+@dataclass(frozen=True)
+class ComparisonForm:
+    """How a comparison is printed."""
+
+    HEADING = "Output"
+
+    markdown: bool = _option("--markdown", is_flag=True, help="Print Markdown instead of text.")
     json: bool = _option("--json", is_flag=True, help="Print JSON instead of text.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from mtpstats.text import printable
@@ -47,15 +48,24 @@ def show_log(level: str, line: str) -> None:
     to_stderr(f"llama.cpp {level}: {printable(line)}\n")
 
 
-def last_words(text: str) -> NoReturn:
-    """End the process with llama.cpp's reason as one plain line; nothing more can run after it."""
+def last_words(text: str, rescue: Callable[[], str] | None = None) -> NoReturn:
+    """End the process with llama.cpp's reason as one plain line; nothing more can run after it.
+
+    ``rescue`` delivers what there is and says what that was.
+    """
+    saved = "nothing was written"
+    try:
+        if rescue is not None:
+            saved = rescue()
+            flush()
+    except BaseException as error:  # whatever it is, llama.cpp would abort the process
+        saved = f"what was finished is lost: {printable(str(error))}"
     where = text.rsplit("/", 1)[-1].strip()
-    message = (
-        f"mtpstats: error: llama.cpp gave up ({where}): a damaged model, too little memory, or an "
-        "error of its own; nothing was written\n"
-    )
+    cause = "a damaged model, too little memory, or an error of its own"
+    if "RPC" in text:
+        cause = "a server of --rpc ended, broke off or speaks another version"
     with contextlib.suppress(OSError):
-        to_stderr(message)
+        to_stderr(f"mtpstats: error: llama.cpp gave up ({where}): {cause}; {saved}\n")
     os._exit(1)
 
 

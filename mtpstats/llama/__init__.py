@@ -13,6 +13,7 @@ from mtpstats.llama.installed import Build, builds, builds_dir
 from mtpstats.llama.library import Device, Library, load
 from mtpstats.llama.limits import default_threads
 from mtpstats.llama.model import Model
+from mtpstats.llama.placement import Placement
 
 __all__ = [
     "Batch",
@@ -21,6 +22,7 @@ __all__ = [
     "Device",
     "Library",
     "Model",
+    "Placement",
     "builds",
     "builds_dir",
     "default_threads",

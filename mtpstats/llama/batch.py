@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from mtpstats._core import copy
 from mtpstats.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Batch:
             self.clear()
         self.spans, self.outputs = {seq: [pos, pos]}, {0}
         self.max_token, self.n_tokens = token, 1
-        ctypes.memmove(self._embd, row, self._row_bytes)
+        copy(self._embd, row, self._row_bytes)
 
     def _add_general(self, token: int, pos: int, seq: Any, output: bool) -> int:
         try:
@@ -183,7 +184,7 @@ class Batch:
         """
         if i < 0 or count < 0 or i + count > self.capacity or not self.n_embd:
             raise InputError(f"rows {i}..{i + count} in a batch of {self.capacity} rows")
-        ctypes.memmove(self._embd + i * self._row_bytes, address, count * self._row_bytes)
+        copy(self._embd + i * self._row_bytes, address, count * self._row_bytes)
 
     def rows(self) -> NDArray[np.float32]:
         """All rows as a view, float32[capacity, n_embd]; it keeps the memory alive."""

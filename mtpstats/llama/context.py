@@ -6,7 +6,8 @@ import ctypes
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mtpstats.errors import ContextFull, InputError, LlamaError, MtpStatsError
+from mtpstats._core import stop_address, stop_asked
+from mtpstats.errors import ContextFull, InputError, Interrupted, LlamaError
 from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
@@ -103,6 +104,8 @@ class Context(Sequences):
                 raise LlamaError(f"no {kind} on {printable(model.path.name)}: {error}") from None
             self._handle: Handle = Handle("context", ptr, fn.llama_free, parents)
             self._handle.own(self)
+        # Graphs on the CPU stop between two nodes; a device ends what it began.
+        fn.llama_set_abort_callback(ptr, stop_address(), None)
         self._memory: int = fn.llama_get_memory(ptr)
         # Where one sequence ends: n_ctx itself is shared out among the sequences.
         self.n_ctx = int(fn.llama_n_ctx_seq(ptr) if fn.has("llama_n_ctx_seq") else
@@ -122,6 +125,8 @@ class Context(Sequences):
         )
         # A state that cannot be cut at any position: recurrent layers, except in the MTP block.
         self._recurrent = (model.is_hybrid or model.is_recurrent) and not mtp
+        # An MTP context has attention memory whatever its target has.
+        self._whole_sequences = model.kind.whole_sequences and not mtp
         self._couples = kv_unified and not model.kind.whole_sequences
         self._start_tracking(other if self.shares_memory else None)
         self._start_decoding()
@@ -137,10 +142,15 @@ class Context(Sequences):
         self._nextn_ith = self._fn.llama_get_embeddings_nextn_ith
         self._width = self.n_embd_out if self.mtp else 0
         self._nextn: tuple[bool, bool] = (False, False)
-        # What the last decode left: number of tokens, indices with logits, rows as set then.
+        # What the last decode left: number of tokens, indices with logits, whether these are all,
+        # rows as set then.
         self._n_decoded = 0
         self._outputs: set[int] = set()
+        self._all_outputs = False
         self._rows: tuple[bool, bool] = (False, False)
+        # Address of the first logits and hidden row where all are asked for, 0 before the first
+        # call: the others follow in the order of the batch, and a call costs more than a sum.
+        self._first_logits = self._first_row = 0
 
     @property
     def ptr(self) -> int:
@@ -158,7 +168,9 @@ class Context(Sequences):
         """Run the batch. Every check of it comes before the call.
 
         Raises InputError for a batch this context cannot take, ContextFull when there is no room
-        (the memory is untouched), Interrupted, DecodeError.
+        (the memory is untouched), Interrupted after ``_core.stop(True)``, DecodeError. After the
+        last two the sequences of the batch hold what was decoded of it, or nothing at all where
+        memory is recurrent.
         """
         n = batch.n_tokens
         ptr = self._handle.ptr
@@ -178,18 +190,22 @@ class Context(Sequences):
                     fits = False
         if not fits:
             self._refuse(batch)
+        if stop_asked():
+            raise Interrupted("interrupted")
         try:
             self._decode(ptr, batch.struct(self._batch_struct))
-        except MtpStatsError:
+        except BaseException as error:  # Ctrl-C is raised here when the call returns
             self._n_decoded, self._outputs = 0, set()
-            self._resync(spans)
+            self._resync(spans, isinstance(error, ContextFull))
             raise
         if not self.shares_memory:
             for seq, (_, last) in spans.items():
                 following[seq] = last + 1
         self._n_decoded = n
         self._outputs = batch.outputs
+        self._all_outputs = len(batch.outputs) == n
         self._rows = self._nextn
+        self._first_logits = self._first_row = 0
         if self._recurrent:
             self._note_snapshots(batch)
 
@@ -248,8 +264,14 @@ class Context(Sequences):
         """
         if i not in self._outputs or i >= self._n_decoded or self._handle.ptr is None:
             self._no_row("logits", i)
-        address: int | None = self._logits_ith(self._handle.ptr, i)
-        return address or self._no_row("logits", i)
+        address: int | None
+        if not self._all_outputs:
+            address = self._logits_ith(self._handle.ptr, i)
+            return address or self._no_row("logits", i)
+        if not self._first_logits:
+            address = self._logits_ith(self._handle.ptr, 0)
+            self._first_logits = address or self._no_row("logits", 0)
+        return self._first_logits + 4 * self.n_vocab * i
 
     def logits(self, i: int) -> NDArray[np.float32]:
         """Logits of token ``i`` of the last batch as a view, float32[n_vocab].
@@ -281,8 +303,14 @@ class Context(Sequences):
             or self._handle.ptr is None
         ):
             self._no_row("hidden row", i)
-        address: int | None = self._nextn_ith(self._handle.ptr, i)
-        return address or self._no_row("hidden row", i)
+        address: int | None
+        if masked and not self._all_outputs:
+            address = self._nextn_ith(self._handle.ptr, i)
+            return address or self._no_row("hidden row", i)
+        if not self._first_row:
+            address = self._nextn_ith(self._handle.ptr, 0)
+            self._first_row = address or self._no_row("hidden row", 0)
+        return self._first_row + 4 * self.n_embd_out * i
 
     def nextn_rows_address(self) -> int:
         """Address of all hidden rows of the last batch, float32[n_tokens, n_embd_out].
@@ -291,7 +319,7 @@ class Context(Sequences):
         """
         if self._rows != (True, False) or not self._n_decoded:
             self._no_row("unmasked hidden rows", 0)
-        return self._fn.llama_get_embeddings_nextn(self.ptr)  # type: ignore[no-any-return]
+        return self.nextn_address(0)
 
     def nextn(self, i: int) -> NDArray[np.float32]:
         """Hidden row of token ``i`` of the last batch as a view, float32[n_embd_out].
@@ -338,6 +366,6 @@ class Context(Sequences):
 def _view(address: int, count: int) -> NDArray[np.float32]:
     import numpy as np
 
-    memory: Any = (ctypes.c_float * count).from_address(address)
+    memory: Any = (ctypes.c_float * count).from_address(int(address))
     view: NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
     return view

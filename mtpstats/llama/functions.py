@@ -23,6 +23,9 @@ _BATCH, _MODEL_PARAMS, _CONTEXT_PARAMS = "llama_batch", "llama_model_params", "l
 # bool (*)(float progress, void * user_data): false stops the loading of a model
 PROGRESS = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 
+# ggml_backend_reg_t (*)(const char * endpoint): what the RPC backend is asked for by name
+ADD_SERVER = ctypes.CFUNCTYPE(c_void_p, c_char_p)
+
 # void (*)(const char * error_message): hears of a failed assertion before the process is aborted
 ABORT = ctypes.CFUNCTYPE(None, c_char_p)
 
@@ -121,6 +124,13 @@ _OPTIONAL: list[tuple[str, list[Any], Any, str | None]] = [
     ("llama_version", [], _S, None),
     # ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t)
     ("ggml_set_abort_callback", [_P], _P, None),
+    # devices other than llama.cpp's own choice
+    ("ggml_backend_dev_buffer_type", [_P], _P, "null"),
+    ("ggml_backend_buft_name", [_P], _S, None),
+    ("ggml_backend_reg_by_name", [_S], _P, "null"),
+    # void * ggml_backend_reg_get_proc_address(ggml_backend_reg_t, const char * name)
+    ("ggml_backend_reg_get_proc_address", [_P, _S], _P, "null"),
+    ("ggml_backend_register", [_P], None, None),
     ("llama_ftype_name", [_I], _S, None),
     ("llama_model_ftype", [_P], _I, None),
     ("llama_n_ctx_seq", [_P], _U, None),

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtpstats.errors import AbiMismatch, LibraryNotFound
-from mtpstats.llama import functions, installed, structs
-from mtpstats.llama.functions import ABORT
+from mtpstats.errors import AbiMismatch, InputError, LibraryNotFound
+from mtpstats.llama import functions, installed, placement, structs
+from mtpstats.llama.abort import LastWords
+from mtpstats.llama.functions import ABORT, ADD_SERVER
 from mtpstats.llama.log import CALLBACK, LEVELS, Log
 from mtpstats.text import printable
 
@@ -65,11 +66,9 @@ class Library:
         self.manifest = build.manifest
         self.log = Log()
         where = printable(str(build.prefix / installed.MANIFEST))
-        self.structs = {}
+        self.structs: dict[str, type[ctypes.Structure]] = {}
         for name in _STRUCTS:
-            if name not in self.manifest["structs"]:
-                raise AbiMismatch(f"{where}: {name} is missing; rebuild with ./build_llama.sh")
-            self.structs[name] = structs.build(name, self.manifest["structs"][name], where)
+            self.structure(name)
         structs.check_constants(self.manifest.get("enums", {}), where)
         _check_hashes(build)
         self._cdll = _open(build)
@@ -81,6 +80,8 @@ class Library:
             layout = self.manifest["structs"][name]
             structs.check_defaults(name, self.structs[name], layout, function, where)
         self.fn = functions.bind(self._cdll, self.manifest, self.structs, self.log, where)
+        self._rpc_servers: set[str] = set()
+        self._last_words: LastWords | None = None
         # Models in the order of their creation; each closes its contexts first.
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._start()
@@ -98,6 +99,16 @@ class Library:
         for model in list(self.models):
             model.close()
         self.fn.llama_log_set(CALLBACK(), None)
+
+    def structure(self, name: str) -> type[ctypes.Structure]:
+        """Return the structure as the manifest lays it out; raises AbiMismatch."""
+        if name not in self.structs:
+            where = printable(str(self.prefix / installed.MANIFEST))
+            layout = self.manifest["structs"].get(name)
+            if layout is None:
+                raise AbiMismatch(f"{where}: {name} is missing; rebuild with ./build_llama.sh")
+            self.structs[name] = structs.build(name, layout, where)
+        return self.structs[name]
 
     @property
     def version(self) -> str:
@@ -119,8 +130,7 @@ class Library:
     def devices(self) -> list[Device]:
         """Return the devices ggml sees, in its order."""
         found = []
-        for index in range(self.fn.ggml_backend_dev_count()):
-            device = self.fn.ggml_backend_dev_get(index)
+        for device in self._device_pointers():
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             self.fn.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
             kind = self.fn.ggml_backend_dev_type(device)
@@ -139,6 +149,41 @@ class Library:
             )
         return found
 
+    def _device_pointers(self) -> list[int]:
+        return [
+            self.fn.ggml_backend_dev_get(index) for index in range(self.fn.ggml_backend_dev_count())
+        ]
+
+    def offload_devices(self) -> dict[str, int]:
+        """Return ``ggml_backend_dev_t`` of each device that can hold layers by name, in order."""
+        return {
+            printable(self.fn.ggml_backend_dev_name(device) or b""): device
+            for device in self._device_pointers()
+            if _DEVICE_TYPES.get(self.fn.ggml_backend_dev_type(device)) not in ("cpu", "accel")
+        }
+
+    def buffer_types(self) -> dict[str, int]:
+        """Return the devices' ``ggml_backend_buffer_type_t`` by name."""
+        types = map(self.fn.ggml_backend_dev_buffer_type, self._device_pointers())
+        return {printable(self.fn.ggml_backend_buft_name(one) or b""): one for one in types}
+
+    def add_rpc_server(self, server: str) -> None:
+        """Make the devices of ``rpc-server`` at ``host:port`` devices of this library.
+
+        Once added they stay; the same server again is none more. Raises InputError for one that
+        cannot be reached or a build without RPC. libllama aborts the process on any later failure.
+        """
+        if server in self._rpc_servers:
+            return
+        placement.check_server(self, server)
+        backend = self.fn.ggml_backend_reg_by_name(b"RPC")
+        found = self.fn.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server")
+        registry = ADD_SERVER(found)(server.encode())
+        if not registry:
+            raise InputError(f"RPC server {printable(server)} has no device")
+        self.fn.ggml_backend_register(registry)
+        self._rpc_servers.add(server)
+
     def verbose(self, listener: Callable[[str, str], None] | None) -> None:
         """Send every log line to ``listener(level, line)``; None stops it.
 
@@ -154,12 +199,17 @@ class Library:
         """Tell ``listener`` what failed inside llama.cpp; the process is aborted afterwards.
 
         It is called once, on any thread, and should end the process its own way. None: llama.cpp
-        prints it. Does nothing with versions that have no such callback.
+        prints it. Versions without such a callback tell no more than that it was SIGABRT.
         """
-        if not self.fn.has("ggml_set_abort_callback"):
-            return
-        self._abort = ABORT(_first_only(listener)) if listener else ABORT()
-        self.fn.ggml_set_abort_callback(ctypes.cast(self._abort, ctypes.c_void_p))
+        if self._last_words is not None:
+            self._last_words.close()
+        self._last_words = LastWords(listener) if listener is not None else None
+        callback = ABORT()
+        if self._last_words is not None:
+            self._last_words.open()
+            callback = self._last_words.callback
+        if self.fn.has("ggml_set_abort_callback"):
+            self.fn.ggml_set_abort_callback(ctypes.cast(callback, ctypes.c_void_p))
 
     def __repr__(self) -> str:
         """Path and version."""
@@ -188,19 +238,6 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
         library = Library(build)
         _loaded[key] = library
         return library
-
-
-def _first_only(listener: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Several compute threads fail the same assertion: only the first is heard."""
-    first = threading.Lock()
-
-    def hear(text: bytes) -> None:
-        if not first.acquire(blocking=False):
-            # Going back would abort the process under the listener's hands.
-            threading.Event().wait()
-        listener(printable(text))
-
-    return hear
 
 
 def _check_hashes(build: installed.Build) -> None:

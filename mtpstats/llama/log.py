@@ -6,6 +6,7 @@ import _thread
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from mtpstats.llama.structs import CONSTANTS
@@ -85,3 +86,10 @@ class Log:
         if not chosen:
             chosen = [text for level, text in new if level == WARN]
         return "; ".join(chosen[-limit:])
+
+
+def called_from_c(frame: FrameType | None) -> bool:
+    """Whether llama.cpp called what runs in ``frame``: no exception can leave it."""
+    while frame is not None and frame.f_code is not Log._receive.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -16,6 +16,7 @@ from mtpstats.llama.arch import Arch
 from mtpstats.llama.functions import PROGRESS
 from mtpstats.llama.handle import Handle
 from mtpstats.llama.interrupt import DeferredInterrupt
+from mtpstats.llama.placement import Placement
 from mtpstats.llama.stack import call_with_stack
 from mtpstats.llama.structs import CONSTANTS
 from mtpstats.text import printable
@@ -37,13 +38,16 @@ class Model:
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = -1,
+        placement: Placement | None = None,
         vocab_only: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Check the file's header, then load it with its MTP blocks.
 
-        ``progress`` gets a fraction from 0 to 1; an exception in it stops the loading and comes
-        out here. Raises ModelError with what is wrong with the file, or libllama's own last words.
+        ``placement`` says which devices get what; None leaves it to llama.cpp. ``progress`` gets a
+        fraction from 0 to 1; an exception in it stops the loading and comes out here. Raises
+        ModelError with what is wrong with the file, or libllama's own last words, InputError for a
+        placement that cannot be.
         """
         self.lib = lib
         self.path = Path(path)
@@ -53,6 +57,7 @@ class Model:
         fn = self._fn = lib.fn
         params = fn.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        self._placed = placement.apply(lib, params) if placement is not None else []
         params.vocab_only = vocab_only
         params.load_mtp = True
         ptr = self._load(params, progress)
@@ -266,6 +271,20 @@ class Model:
     def bos(self) -> int:
         """The token that begins a text, -1 if there is none."""
         return int(self._fn.llama_vocab_bos(self._vocab_ptr()))
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a text, -1 if there is none."""
+        return int(self._fn.llama_vocab_eos(self._vocab_ptr()))
+
+    @property
+    def adds(self) -> tuple[bool, bool]:
+        """Whether ``tokenize`` puts BOS before a text, and EOS behind it."""
+        vocab = self._vocab_ptr()
+        return (
+            bool(self._fn.llama_vocab_get_add_bos(vocab)),
+            bool(self._fn.llama_vocab_get_add_eos(vocab)),
+        )
 
     def _check_token(self, token: int) -> None:
         if not 0 <= token < self.n_vocab:

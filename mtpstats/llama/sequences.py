@@ -31,6 +31,7 @@ class Sequences:
     _handle: Handle
     _memory: int
     _recurrent: bool
+    _whole_sequences: bool
     _next: list[int]
 
     def _start_tracking(self, shared: Sequences | None) -> None:
@@ -104,11 +105,14 @@ class Sequences:
                 found.append([seq])
         return found
 
-    def _resync(self, sequences: Iterable[int]) -> None:
-        # After a failure in the middle of a batch only the memory itself knows how far it got.
+    def _resync(self, sequences: Iterable[int], untouched: bool) -> None:
+        # After a failure in the middle of a batch only the memory itself knows how far it got, and
+        # a recurrent state may be that of any of its tokens.
         if self._handle.ptr is None:
             return
         for seq in sequences:
+            if self._recurrent and not untouched:
+                self.seq_rm(seq)
             self._next[seq] = self._fn.llama_memory_seq_pos_max(self._memory, seq) + 1
             self._room.pop(seq, None)
 
@@ -186,7 +190,7 @@ class Sequences:
         self._check_seq(dst)
         if src == dst:
             return
-        if not self.kv_unified or self.model.kind.whole_sequences:
+        if not self.kv_unified or self._whole_sequences:
             if p0 > 0 or 0 <= p1 < self._next[src]:
                 why = self.model.arch if self.kv_unified else "without kv_unified"
                 raise InputError(f"{why}: only whole sequences can be copied")

@@ -46,6 +46,7 @@ FIELD_TYPES: dict[str, dict[str, type]] = {
         "n_tokens": _I32, "token": _PTR, "embd": _PTR, "pos": _PTR, "n_seq_id": _PTR,
         "seq_id": _PTR, "logits": _PTR,
     },
+    "llama_model_tensor_buft_override": {"pattern": _PTR, "buft": _PTR},
 }  # fmt: skip
 
 # What the binding cannot work without; other known fields are set only where they exist.
@@ -60,6 +61,7 @@ REQUIRED: dict[str, frozenset[str]] = {
          "abort_callback_data", "embeddings", "kv_unified", "ctx_other"}
     ),
     "llama_batch": frozenset(FIELD_TYPES["llama_batch"]),
+    "llama_model_tensor_buft_override": frozenset({"pattern", "buft"}),
 }  # fmt: skip
 
 

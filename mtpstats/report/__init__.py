@@ -1,4 +1,5 @@
-"""Results for people. One module per form, each with ``render(result) -> str``.
+"""Results and comparisons for people, a module for each form.
 
-Nothing here computes: figures come from ``mtpstats.stats`` and ``mtpstats.result``.
+Nothing here computes: figures come from ``mtpstats.summary``, ``mtpstats.result`` and
+``mtpstats.compare``. Everything foreign is escaped.
 """

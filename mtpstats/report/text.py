@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-import textwrap
+import json
 from typing import Any
 
 from mtpstats import result as results
-from mtpstats.stats import MAX_POSITIONS, SHOWN, Snapshot
-from mtpstats.summary import Estimate, Summary, deeper_or_wider, summarise
+from mtpstats.categories import of_categories
+from mtpstats.report.numbers import (
+    counted,
+    decimal,
+    gain,
+    legend,
+    per_token,
+    percent,
+    percent_interval,
+    plural,
+    probability,
+    scaled,
+    share_percent,
+    with_interval,
+    within,
+    wrapped,
+)
+from mtpstats.stats import MAX_POSITIONS, SHOWN
+from mtpstats.summary import Summary, of_result
 from mtpstats.text import printable
+from mtpstats.verdict import deeper_or_wider
 
-WIDTH = 80
 LABEL = 26
+LEGEND = (
+    "accepted % of those reached. p1, p2: the head's mean probability of its first and second "
+    "choice; rank 2 %: how often the second was right. Tokens per verification: adds, what this "
+    "position gave; wider, what its second choice as one more leaf would give."
+)
+MOST_CATEGORIES = 20
+CATEGORIES = "by category; accepted and rank 2 are of position 1"
+CATEGORY_HEADS = (
+    *("category", "prompts", "tokens", "accepted % (95 %)", "rank 2", "length (95 %)", "cov."),
+)
+CATEGORY_LEGEND = "length: mean acceptance length; cov.: drafted per generated token."
 
 _TEMP = {
     "default": " (the default)",
@@ -31,62 +59,68 @@ def render(result: dict[str, Any]) -> str:
     """Return the whole report; ``result`` is what ``bench`` returns or ``result.read`` reads."""
     timing = results.timing(result)
     parts = [_header(result)]
-    summary = _summary(result)
-    if summary is not None:
-        parts += [_acceptance(summary), _ranks(summary)]
+    summary = of_result(result)
+    if summary is not None and summary.positions:
+        parts.append(_acceptance(summary))
+    if summary is not None and any(position.rank_counts for position in summary.positions):
+        parts.append(_ranks(summary))
+    parts += _categories(result)
     parts.append(_totals(timing, summary))
-    notes = [*(summary.warnings if summary else ()), *_remarks(result)]
-    parts += ["".join(_wrapped(f"! {note}", "  ") for note in notes)] if notes else []
+    notes = [*(summary.warnings if summary else ()), *remarks(result)]
+    parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
     if summary is not None:
-        parts.append(_wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
+        parts.append(wrapped(f"Deeper or wider? {deeper_or_wider(summary, timing.speedup)}"))
     return "\n".join(parts)
-
-
-def _summary(result: dict[str, Any]) -> Summary | None:
-    """Return the derived figures, None for a run without statistics."""
-    total = result["total"]
-    if total["positions"] is None:
-        return None
-    prompts = result["prompts"]
-    return summarise(
-        Snapshot.from_dict(total["positions"]),
-        by_prompt=[Snapshot.from_dict(prompt["positions"]) for prompt in prompts],
-        tokens=[prompt["tokens"] for prompt in prompts],
-        loops=[prompt["repeated_4grams"] for prompt in prompts],
-    )
 
 
 # ---- what was run
 
 
 def _header(result: dict[str, Any]) -> str:
+    return "".join(wrapped(f"{name:<9}{text}", " " * 9) for name, text in header_rows(result))
+
+
+def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was run, by subject, as printable text."""
     model, settings, environment = result["model"], result["settings"], result["environment"]
-    library = environment["library"] or {}
+    library, n_parallel = environment["library"] or {}, settings.get("n_parallel", 1)
     rows = [
-        ("model", [
-            printable(model["file"]),
-            printable(model["architecture"]),
-            f"{_scaled(model['parameters'])} parameters" if model["parameters"] else "",
-            printable(model["quantisation"] or ""),
-            _plural(model["nextn_blocks"], "NextN block"),
-        ]),
+        ("model", _model(model)),
+        *([("head", _model(model["draft_model"]))] if "draft_model" in model else []),
         ("machine", [
             printable(str(environment.get("cpu", ""))),
-            _plural(settings["n_threads"], "thread"),
+            plural(settings["n_threads"], "thread"),
             *_devices(environment),
-            f"llama.cpp {printable(str(library.get('version', 'unknown')))}",
+            f"llama.cpp {printable(str(library['version']))}" if "version" in library else "",
             printable(str(library.get("backend", ""))),
         ]),
+        ("source", _source(environment)),
         ("run", [
             _prompts(result),
-            _plural(result["total"]["tokens"], "token"),
+            f"{n_parallel} at a time" if n_parallel > 1 else "",
+            plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
+        ("chat", _chat(settings)),
         ("target", _target(settings)),
     ]  # fmt: skip
-    return "".join(
-        _wrapped(f"{name:<9}{', '.join(filter(None, cells))}", " " * 9) for name, cells in rows
-    )
+    return [(name, ", ".join(filter(None, cells))) for name, cells in rows if any(cells)]
+
+
+def _source(environment: dict[str, Any]) -> list[str]:
+    """Return what a result was imported from."""
+    source = environment.get("source")
+    return [printable(text) for text in (source["kind"], *source["files"])] if source else []
+
+
+def _model(model: dict[str, Any]) -> list[str]:
+    return [
+        printable(model["file"] or "unknown"),
+        printable(model["architecture"] or ""),
+        f"{scaled(model['parameters'])} parameters" if model["parameters"] else "",
+        printable(model["quantisation"] or ""),
+        plural(model["nextn_blocks"], "NextN block"),
+    ]
 
 
 def _devices(environment: dict[str, Any]) -> list[str]:
@@ -98,7 +132,7 @@ def _prompts(result: dict[str, Any]) -> str:
     done, planned = len(result["prompts"]), result["settings"]["n_prompts"]
     if planned is not None and done < planned:
         return f"{done} of {planned} prompts"
-    return _plural(done, "prompt")
+    return plural(done, "prompt")
 
 
 def _limits(settings: dict[str, Any]) -> list[str]:
@@ -113,6 +147,17 @@ def _limits(settings: dict[str, Any]) -> list[str]:
     if settings["n_ctx"]:
         cells.append(f"context {settings['n_ctx']:,}")
     return cells
+
+
+def _chat(settings: dict[str, Any]) -> list[str]:
+    """Return what made text of conversations; nothing for a run without."""
+    template = settings.get("chat_template")
+    if template is None:
+        return []
+    whose = "the model's template" if template == "model" else f"template {printable(template)}"
+    kwargs = settings["chat_template_kwargs"]
+    cells = [f"{printable(key)} {printable(json.dumps(value))}" for key, value in kwargs.items()]
+    return [f"{plural(settings['chat_prompts'], 'conversation')} by {whose}", *cells]
 
 
 def _target(settings: dict[str, Any]) -> list[str]:
@@ -136,19 +181,13 @@ def _acceptance(summary: Summary) -> str:
     lines = ["pos  drafted  reached   accepted % (95 %)     p1    p2 rank 2 %    adds   wider"]
     for position in summary.positions:
         lines.append(
-            f"{position.number:>3} {_count(position.drafted, 8):>8}"
-            f" {_count(position.reached, 8):>8}  {_percent_interval(position.acceptance):>18}"
-            f"  {_share(position.p1):>5} {_share(position.p2):>5} {_percent(position.rank2):>8}"
-            f" {_gain(position.unconditional):>7} {_gain(position.widening):>7}"
+            f"{position.number:>3} {counted(position.drafted, 8):>8}"
+            f" {counted(position.reached, 8):>8}  {percent_interval(position.acceptance):>18}"
+            f"  {probability(position.p1):>5} {probability(position.p2):>5}"
+            f" {percent(position.rank2):>8}"
+            f" {gain(position.unconditional):>7} {gain(position.widening):>7}"
         )
-    lines.append(
-        _legend(
-            "accepted % of those reached. p1, p2: the head's mean probability of its first and "
-            "second choice; rank 2 %: how often the second was right. Tokens per verification: "
-            "adds, what this position gave; wider, what its second choice as one more leaf would "
-            "give."
-        )
-    )
+    lines.append(legend(LEGEND))
     return "\n".join(lines)
 
 
@@ -158,162 +197,145 @@ def _ranks(summary: Summary) -> str:
         "pos" + "".join(f"{rank:>7}" for rank in range(1, SHOWN + 1)) + "   miss  1 or 2 %",
     ]
     for position in summary.positions:
-        counts = "".join(
-            f"{_count(count, 6):>7}" for count in (*position.rank_counts, position.miss_count)
-        )
-        lines.append(f"{position.number:>3}{counts}  {_percent(position.recall[1]):>8}")
+        ranks = position.rank_counts or ()
+        counts = "".join(f"{counted(count, 6):>7}" for count in (*ranks, position.miss_count))
+        lines.append(f"{position.number:>3}{counts}  {percent(position.recall[1]):>8}")
     return "\n".join(lines) + "\n"
+
+
+def _categories(result: dict[str, Any]) -> list[str]:
+    """Return the figures of each category, if there are two or more."""
+    rows, more = category_rows(result)
+    if not rows:
+        return []
+    lines = [CATEGORIES]
+    widths = 15, 7, 8, 19, 7, 18, 6
+    for name, *cells in (CATEGORY_HEADS, *rows):
+        shown = name if len(name) < widths[0] else name[:11] + "..."
+        lines.append(
+            f"{shown:<{widths[0]}}"
+            + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        )
+    if more > 0:
+        lines.append(f"  and {more:,} more, each with no more prompts than these")
+    lines.append(legend(CATEGORY_LEGEND))
+    return ["\n".join(lines)]
+
+
+def category_rows(result: dict[str, Any]) -> tuple[list[tuple[str, ...]], int]:
+    """Return the figures of the largest categories as text, and how many more there are."""
+    found, more = of_categories(result, MOST_CATEGORIES)
+    rows: list[tuple[str, ...]] = [
+        (
+            "-" if category.name is None else printable(category.name),
+            counted(category.prompts, 6),
+            counted(category.tokens, 7),
+            percent_interval(category.acceptance),
+            percent(category.rank2),
+            within(category.acceptance_length, 17),
+            per_token(category.coverage),
+        )
+        for category in found
+    ]
+    return rows, more
 
 
 # ---- totals
 
 
 def _totals(timing: results.Timing, summary: Summary | None) -> str:
+    rows = total_rows(timing, summary)
+    return "".join(wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
+
+
+def total_rows(timing: results.Timing, summary: Summary | None) -> list[tuple[str, str]]:
+    """Return the figures of the whole run."""
     rows: list[tuple[str, str]] = []
     if summary is not None:
         rows += [
-            ("mean acceptance length", f"{_with_interval(summary.acceptance_length)} tokens"),
+            ("mean acceptance length", f"{with_interval(summary.acceptance_length)} tokens"),
             ("accepted of drafted", _accepted(summary)),
-            ("coverage", f"{_with_interval(summary.coverage)} drafted tokens per generated one"),
+            ("coverage", f"{with_interval(summary.coverage)} drafted tokens per generated one"),
         ]
     rows.append(("tokens/s", _speed(timing)))
-    rows += [
-        (name, _time(timing.seconds[part], timing.shares[part]))
-        for part, name in (
-            ("target", "time in the target"),
-            ("head", "time in the head"),
-            ("other", "time in everything else"),
-        )
-    ]
-    rows.append(("reading the prompts", f"{timing.prompt_seconds:.2f} s"))
+    if timing.seconds["target"] is None:
+        rows.append(("time generating", _time(timing.generation_seconds, None)))
+    else:
+        rows += [
+            (name, _time(timing.seconds[part], timing.shares[part]))
+            for part, name in (
+                ("target", "time in the target"),
+                ("head", "time in the head"),
+                ("other", "time in everything else"),
+            )
+        ]
+    rows.append(("reading the prompts", _time(timing.prompt_seconds, None)))
     if summary is not None:
         rows.append(("repeated 4-grams", _loops(summary)))
-    return "".join(_wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
+    return rows
 
 
 def _accepted(summary: Summary) -> str:
+    if summary.accepted is None or summary.drafted is None:
+        return "-"
     text = f"{summary.accepted:,} of {summary.drafted:,} tokens"
-    return text if summary.acceptance is None else f"{text}, {_percent(summary.acceptance)} %"
+    return text if summary.acceptance is None else f"{text}, {percent(summary.acceptance)} %"
 
 
 def _loops(summary: Summary) -> str:
     if summary.loops is None:
         return "-"
-    text = _share_percent(summary.loops)
+    text = share_percent(summary.loops)
     return text if summary.prompts == 1 else f"at most {text} of a text"
 
 
 def _speed(timing: results.Timing) -> str:
-    text = _number(timing.tokens_per_second, 1)
+    text = decimal(timing.tokens_per_second, 1)
     if timing.baseline_tokens_per_second is not None:
-        text += f"; plain decoding {_number(timing.baseline_tokens_per_second, 1)}"
-        text += f": speed-up {_number(timing.speedup)}"
+        text += f"; plain decoding {decimal(timing.baseline_tokens_per_second, 1)}"
+        text += f": speed-up {decimal(timing.speedup)}"
     return text
 
 
-def _time(seconds: float, share: float | None) -> str:
-    return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {_share_percent(share)}"
+def _time(seconds: float | None, share: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if share is None else f"{seconds:.2f} s, {share_percent(share)}"
 
 
-def _remarks(result: dict[str, Any]) -> list[str]:
+def remarks(result: dict[str, Any]) -> list[str]:
     """Return what a reader has to know about the run beside its statistics."""
     prompts, planned = result["prompts"], result["settings"]["n_prompts"]
-    remarks = []
+    source = result["environment"].get("source")
+    found = [printable(note) for note in source["notes"]] if source else []
     if planned is not None and len(prompts) < planned:
-        remarks.append(f"interrupted: {len(prompts)} of {planned} prompts were finished")
+        found.append(f"interrupted: {len(prompts)} of {planned} prompts were finished")
     broken = [prompt["id"] for prompt in prompts if prompt["stop"] == "nan"]
     if broken:
-        remarks.append(f"the target gave no finite logit: {_names(broken)}")
+        found.append(f"the target gave no finite logit: {_names(broken)}")
     full = [prompt["id"] for prompt in prompts if prompt["stop"] == "context"]
     if full:
-        remarks.append(f"the context was full before the end: {_names(full)}")
+        found.append(f"the context was full before the end: {_names(full)}")
     plain = [p for p in prompts if p["baseline"] is not None]
     different = [p["id"] for p in plain if not p["baseline"]["same_text"]]
     if different:
-        remarks.append(
+        found.append(
             f"drafted and plain text differ in {len(different)} of {len(plain)} prompts "
             f"({_names(different)}); near ties, of which there are "
-            f"{result['total']['near_ties']:,}, may fall either way"
+            f"{counted(result['total']['near_ties'], 20)}, may fall either way"
+        )
+    if result["model"].get("chat_template") and not result["settings"].get("chat_prompts"):
+        found.append(
+            "the prompts were continued as plain text; this model has a chat template, and --chat "
+            "makes each a user's message"
         )
     counters = result["total"]["positions"] or {}
     apart = [f"{counters[key]:,} {words}" for key, words in _APART.items() if counters.get(key)]
     if apart:
-        remarks.append(f"counted apart from the statistics: {', '.join(apart)}")
-    return remarks
+        found.append(f"counted apart from the statistics: {', '.join(apart)}")
+    return found
 
 
 def _names(ids: list[str]) -> str:
     shown = ", ".join(printable(name) for name in ids[:3])
     return f"{shown}, ..." if len(ids) > 3 else shown
-
-
-# ---- words and numbers
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) + "\n"
-
-
-def _legend(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ") + "\n"
-
-
-def _plural(count: int | None, noun: str) -> str:
-    if count is None:
-        return ""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _scaled(count: int) -> str:
-    """Return a large count as people say it: 3.4 M."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:,}"
-
-
-def _count(count: int, width: int) -> str:
-    """Return a count in at most ``width`` characters: 1,234, or 1235k where that is too long."""
-    text = f"{count:,}"
-    for unit in "kMGTPE":
-        if len(text) <= width:
-            break
-        count, width = (count + 500) // 1000, 6
-        text = f"{count}{unit}"
-    return text
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _share(estimate: Estimate) -> str:
-    """Return a probability in four characters: .553, 1.00."""
-    if estimate is None:
-        return "-"
-    text = f"{estimate.value:.3f}"
-    return text[1:] if text.startswith("0") else text[:4]
-
-
-def _share_percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _percent(estimate: Estimate) -> str:
-    return "-" if estimate is None else f"{100 * estimate.value:.1f}"
-
-
-def _percent_interval(estimate: Estimate) -> str:
-    if estimate is None:
-        return "-"
-    return f"{100 * estimate.value:.1f} ({100 * estimate.lo:.1f}-{100 * estimate.hi:.1f})"
-
-
-def _with_interval(estimate: Estimate) -> str:
-    if estimate is None:
-        return "-"
-    return f"{estimate.value:.2f} ({estimate.lo:.2f} to {estimate.hi:.2f})"
-
-
-def _gain(estimate: Estimate) -> str:
-    return "-" if estimate is None else f"+{estimate.value:.3f}"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,48 @@ def tool(prefix: Path, name: str) -> Path:
     path = prefix / "bin" / name
     assert path.exists(), f"{name} is missing: build with ./build_llama.sh --tools"
     return path
+
+
+@contextmanager
+def server(prefix: Path, model: Path, *options: str) -> Iterator[Callable[[str, Any], Any]]:
+    """Run ``llama-server``; yields ``post(path, body) -> answer``, a string if it is an error."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    base = f"http://127.0.0.1:{port}"
+    command = [
+        *(str(tool(prefix, "llama-server")), "-m", str(model), "--jinja"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("-c", "256", "-np", "1", "-t", "1", "--no-warmup"),
+        *options,
+    ]
+
+    def post(path: str, body: Any) -> Any:
+        request = urllib.request.Request(
+            base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.read().decode(errors="replace")
+
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+    try:
+        until = time.monotonic() + 60
+        while True:
+            assert process.poll() is None, f"llama-server ended: {' '.join(command)}"
+            assert time.monotonic() < until, "llama-server does not answer"
+            try:
+                with urllib.request.urlopen(f"{base}/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.02)
+        yield post
+    finally:
+        process.kill()
+        process.wait()
 
 
 def speculative_simple(

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -475,6 +476,11 @@ def test_log_is_bounded() -> None:
     assert log.count == 10_001
 
 
+def run(code: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+
 def test_an_abort_seen_by_several_threads_is_told_once():
     code = """
 import os, threading, time
@@ -485,10 +491,45 @@ def listener(text):
     time.sleep(0.3)
     os._exit(1)
 library.on_abort(listener)
-threads = [threading.Thread(target=library._abort, args=(b"no.",)) for _ in range(4)]
+threads = [threading.Thread(target=library._last_words.callback, args=(b"no.",)) for _ in range(4)]
 for thread in threads:
     thread.start()
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = run(code)
     assert (done.returncode, done.stderr) == (1, b"no.")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_abort_of_another_kind_is_told_as_well(ends):
+    code = f"""
+import os
+from mtpstats import llama
+library = llama.load()
+def listener(text):
+    os.write(2, text.encode())
+    if {ends}:
+        os._exit(1)
+library.on_abort(listener)
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.stderr == b"SIGABRT"
+    # A listener that comes back leaves the process to its fate.
+    assert done.returncode == (1 if ends else -signal.SIGABRT)
+
+
+def test_without_a_listener_an_abort_is_what_it_was():
+    code = """
+import os
+from mtpstats import llama
+library = llama.load()
+library.on_abort(print)
+library.on_abort(None)
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGABRT, b"", b"")

@@ -35,6 +35,8 @@ if (LLAMA_BUILD_COMMON)
 endif()
 """,
     "tools/rpc/CMakeLists.txt": "set(TARGET ggml-rpc-server)\n",
+    "models/templates/a.jinja": "{{ messages }}",
+    "models/templates/README.md": "no template",
     "tool.c": '#include <stdio.h>\n#include "llama.h"\nint main(void)'
     ' { printf("%d\\n", llama_decode(42)); return 0; }\n',
     "ggml/base.c": "int ggml_backend_base(int x) { return x; }\n",

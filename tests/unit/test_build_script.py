@@ -292,6 +292,18 @@ def test_a_build_from_archive_to_manifest(box: Sandbox, tree: Path) -> None:
     }
     assert manifest["library"].startswith("lib/libllama.")
 
+    # llama.cpp's chat templates come along, also to a build of before they did.
+    templates = prefix / "share" / "templates"
+    assert [p.name for p in templates.iterdir()] == ["a.jinja"]
+    shutil.rmtree(prefix / "share")
+    added = box.run(*args)
+    assert (added.returncode, added.stdout) == (0, f"{prefix}\n"), added.stderr
+    assert "adding" in added.stderr
+    assert "compiling" not in added.stderr
+    assert (templates / "a.jinja").read_text() == "{{ messages }}"
+    assert json.loads((prefix / "abi.json").read_text()) == manifest
+    assert box.leftovers() == []
+
     # Moved elsewhere, tools still find the libraries, and these each other.
     moved = box.top / "elsewhere"
     shutil.copytree(prefix, moved, symlinks=True)

@@ -57,7 +57,7 @@ def error_line(capsys, *args, code):
 # ---- help
 
 
-@pytest.mark.parametrize("args", [["--help"], ["-h"], ["bench", "--help"], ["info", "-h"]])
+@pytest.mark.parametrize("args", [["--help"], ["-h"], *([name, "-h"] for name in cli.COMMANDS)])
 def test_help_has_an_example_and_fits(args, capsys):
     assert cli.main(args) == 0
     captured = capsys.readouterr()
@@ -70,17 +70,19 @@ def test_each_command_is_listed_with_the_first_line_of_its_help(capsys):
     cli.main(["--help"])
     listed = capsys.readouterr().out
     for name, short in cli.COMMANDS.items():
-        command = import_module(f"mtpstats.cli.{name}").command
+        command = import_module(f"mtpstats.cli.{cli.module(name)}").command
         assert command.name == name
         assert command.help.splitlines()[0] == short
-        assert f"{name}  " in listed
-        assert short in listed
+        assert f"\n  {name}  " in listed
+        assert short in " ".join(listed.split())
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_is_documented_with_its_default(name):
-    command = import_module(f"mtpstats.cli.{name}").command
+    command = import_module(f"mtpstats.cli.{cli.module(name)}").command
     for param in command.params:
+        if isinstance(param, click.Argument):  # its name is in the usage line
+            continue
         assert param.help, param.name
         assert param.help.endswith((".", "]", "with."))
         takes_a_value = not param.is_flag and not param.multiple
@@ -99,6 +101,9 @@ def test_options_carry_llama_cpps_names(capsys):
         "--top-p", "--min-p", "-s, --seed", "--spec-draft-n-max", "--spec-draft-n-min",
         "--spec-draft-p-min, --draft-p-min", "-e, --escape / --no-escape", "-v, --verbose",
         "-o, --output", "--json", "--baseline", "--no-stats", "--stats-every", "--prompts",
+        "-np, --parallel", "-md, --spec-draft-model, --model-draft", "-dev, --device",
+        "-sm, --split-mode", "-ts, --tensor-split", "-mg, --main-gpu", "-ot, --override-tensor",
+        "--rpc", "--compat-counts",
     ]:  # fmt: skip
         assert names in shown, names
 
@@ -115,6 +120,57 @@ def test_help_imports_neither_numpy_nor_the_bridge():
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_reference_is_up_to_date():
+    root = Path(mtpstats.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, root / "docs" / "make_cli.py", "--check"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_reference_has_every_command_and_option():
+    page = (Path(mtpstats.__file__).parents[1] / "docs" / "cli.md").read_text()
+    sections = page.split("\n## mtpstats ")
+    for name in cli.COMMANDS:
+        (section,) = [text for text in sections if text.startswith(f"{name}\n")]
+        command = import_module(f"mtpstats.cli.{cli.module(name)}").command
+        for param in command.params:
+            for option in param.opts if isinstance(param, click.Option) else ():
+                assert f"`{option}`" in section
+        for line in command.epilog.splitlines()[1:]:
+            assert line.strip() in section
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("mtpstats re", {"report", "replay"}),
+        ("mtpstats compare --fail-on sp", {"speed"}),
+        ("mtpstats report --ht", {"--html"}),
+    ],
+)
+def test_a_shell_is_told_what_may_follow(words, expected, monkeypatch, capsys):
+    monkeypatch.setenv("_MTPSTATS_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert cli.main([]) == 0
+    captured = capsys.readouterr()
+    offered = {line.split(",")[1] for line in captured.out.splitlines()}
+    assert expected <= offered
+    assert captured.err == ""
+
+
+def test_a_shell_is_told_how_to_ask(monkeypatch, capsys):
+    monkeypatch.setenv("_MTPSTATS_COMPLETE", "zsh_source")
+    assert cli.main([]) == 0
+    assert "_MTPSTATS_COMPLETE=zsh_complete mtpstats" in capsys.readouterr().out
 
 
 # ---- parsing
@@ -154,6 +210,21 @@ def test_multi_letter_short_options_in_any_order(bench):
     [
         (["-ngl", "auto"], "n_gpu_layers", -1),
         (["-ngl", "all"], "n_gpu_layers", -1),
+        (["-ngl", "-1"], "n_gpu_layers", -1),
+        (["-ngl", "-2"], "n_gpu_layers", -1),
+        (["-fa", "1"], "flash_attn", "on"),
+        (["-fa", "true"], "flash_attn", "on"),
+        (["-fa", "enabled"], "flash_attn", "on"),
+        (["-fa", "0"], "flash_attn", "off"),
+        (["-fa", "false"], "flash_attn", "off"),
+        (["-fa", "disabled"], "flash_attn", "off"),
+        (["-fa", "-1"], "flash_attn", "auto"),
+        (["-np", "4"], "n_parallel", 4),
+        (["--parallel", "256"], "n_parallel", 256),
+        (["-md", "h.gguf"], "draft_model", Path("h.gguf")),
+        (["--model-draft", "h.gguf"], "draft_model", Path("h.gguf")),
+        (["--compat-counts"], "compat_counts", True),
+        (["--rpc", "a:1,b:2", "--rpc", "[::1]:3"], "rpc", ("a:1", "b:2", "[::1]:3")),
         (["--gpu-layers", "99"], "n_gpu_layers", 99),
         (["--n-gpu-layers=7"], "n_gpu_layers", 7),
         (["--n-predict", "-1"], "n_predict", -1),
@@ -167,6 +238,32 @@ def test_multi_letter_short_options_in_any_order(bench):
 )
 def test_forms_of_one_option(bench, args, name, value):
     assert getattr(settings_of(bench, *args), name) == value
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "value"),
+    [
+        ([], "devices", None),
+        (["-dev", "none"], "devices", ()),
+        (["--device", "CUDA1,CUDA0"], "devices", ("CUDA1", "CUDA0")),
+        (["-sm", "row"], "split_mode", "row"),
+        (["-ts", "3,1"], "tensor_split", (3.0, 1.0)),
+        (["--tensor-split", "0.5/0/2"], "tensor_split", (0.5, 0.0, 2.0)),
+        (["-mg", "2"], "main_gpu", 2),
+        (
+            ["-ot", r"blk\.1\.=CPU,exps=CUDA0", "-ot", "a=b=c"],
+            "override_tensor",
+            ((r"blk\.1\.", "CPU"), ("exps", "CUDA0"), ("a", "b=c")),
+        ),
+    ],
+)
+def test_device_options(bench, args, name, value):
+    assert getattr(settings_of(bench, *args).placement, name) == value
+
+
+@pytest.mark.parametrize(("given", "expected"), [("-1", 0), ("-2147483648", 0), ("7", 7)])
+def test_a_negative_top_k_is_off(bench, given, expected):
+    assert settings_of(bench, "--top-k", given).sampling.top_k == expected
 
 
 def test_drafting_and_sampling_options(bench):
@@ -239,6 +336,55 @@ def test_built_in_prompts_without_any(bench):
     assert bench[-1][1] == builtin()
 
 
+def test_prompts_by_field_from_a_directory_and_the_suite(bench, tmp_path):
+    from mtpstats.prompts import suite
+
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "maths.csv").write_text("question,kind\nwhy?,x\n")
+    settings_of(
+        bench,
+        *["--prompts", str(tmp_path / "p"), "--prompt-field", "question"],
+        *["--category-field", "kind", "--suite"],
+    )
+    first, *others = bench[-1][1]
+    assert (first.text, first.category) == ("why?", "x")
+    assert others == suite()
+
+
+def test_selection(bench, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    plain = settings_of(bench).selection
+    assert (plain.chat, plain.template, plain.template_kwargs) == (None, None, {})
+    assert (plain.limit, plain.min_tokens, plain.max_tokens, plain.shuffled) == (
+        None,
+        0,
+        None,
+        False,
+    )
+    found = settings_of(
+        bench,
+        *["--chat", "--chat-template", str(tmp_path / "t.jinja"), "--limit", "7"],
+        *["--chat-template-kwargs", '{"enable_thinking": false}'],
+        *["--min-tokens", "5", "--max-tokens", "9", "--shuffle"],
+    ).selection
+    assert found.chat is True
+    assert found.template == "{{ messages }}"
+    assert found.template_name == str(tmp_path / "t.jinja")
+    assert found.template_kwargs == {"enable_thinking": False}
+    assert (found.limit, found.min_tokens, found.max_tokens, found.shuffled) == (7, 5, 9, True)
+    assert settings_of(bench, "--no-chat").selection.chat is False
+
+
+def test_shuffle_is_by_the_seed_also_by_a_random_one(bench):
+    from mtpstats.prompts import builtin, shuffled
+
+    settings_of(bench, "--shuffle")
+    assert bench[-1][1] == shuffled(builtin(), 0)
+    seed = settings_of(bench, "--shuffle", "-s", "-1").sampling.seed
+    assert seed >= 0
+    assert bench[-1][1] == shuffled(builtin(), seed)
+
+
 # ---- errors: one plain line, the right exit code
 
 
@@ -256,9 +402,29 @@ def test_built_in_prompts_without_any(bench):
         (["bench", "-n", "99999999999999999999"], ["99999999999999999999"]),
         (["bench", "-fa", "maybe"], ["maybe", "on"]),
         (["bench", "-ctk", "q9_9"], ["q9_9", "q8_0"]),
-        (["bench", "-ngl", "-3"], ["-3"]),
+        (["bench", "-ngl", "9999999999"], ["9999999999"]),
+        (["bench", "--limit", "0"], ["0", "range"]),
+        (["bench", "--min-tokens", "3", "--max-tokens", "2"], ["--max-tokens", "--min-tokens"]),
+        (["bench", "--chat-template", "no/such.jinja"], ["no/such.jinja", "No such file"]),
+        (["bench", "--no-chat", "--chat-template", "x"], ["--no-chat", "--chat-template"]),
+        (["bench", "--chat-template-kwargs", "{"], ["JSON object"]),
+        (["bench", "--chat-template-kwargs", "[1]"], ["JSON object"]),
+        (["bench", "--prompts", "no/such"], ["no/such", "No such file"]),
         (["bench", "-ngl", "some"], ["some"]),
         (["bench", "-b", "0"], ["0"]),
+        (["bench", "-np", "0"], ["-np", "1 to 256"]),
+        (["bench", "-md", ""], ["-md", "empty"]),
+        (["bench", "--top-k", "-3000000000"], ["-3000000000"]),
+        (["bench", "-dev", "a,,b"], ["-dev", "empty name"]),
+        (["bench", "-sm", "diagonal"], ["diagonal", "layer"]),
+        (["bench", "-ts", "1,two"], ["'two' is not a number"]),
+        (["bench", "-ts", "1,-2"], ["-2", "0 or more"]),
+        (["bench", "-ts", ""], ["-ts"]),
+        (["bench", "-mg", "-1"], ["-1"]),
+        (["bench", "-ot", "exps"], ["exps", "PATTERN=TYPE"]),
+        (["bench", "-ot", "=CPU"], ["PATTERN=TYPE"]),
+        (["bench", "--rpc", "localhost"], ["localhost", "HOST:PORT"]),
+        (["bench", "--rpc", "a:1,b:70000"], ["b:70000", "HOST:PORT"]),
         (["bench", "--temp", "nan"], ["nan"]),
         (["bench", "--temp", "inf"], ["inf"]),
         (["bench", "--temp", "-1"], ["-1"]),
@@ -281,6 +447,7 @@ def test_built_in_prompts_without_any(bench):
         (["info", "-m", ""], ["-m", "empty"]),
         (["bench", "-n", "1\x1b[2J"], [r"\x1b"]),
         (["info", "--baseline"], ["--baseline"]),
+        (["info", "-md", "h.gguf"], ["-m must name"]),
     ],
 )
 def test_bad_usage_is_one_line_and_2(args, words, capsys, bench):
@@ -398,6 +565,66 @@ def test_interrupted_before_anything_was_finished(monkeypatch, capsys, tmp_path)
     assert not path.exists()
 
 
+RESCUE = """
+import sys
+from mtpstats import cli, run
+from mtpstats.report import text
+text.render = lambda result: f"table of {len(result['prompts'])}\\n"
+def fake(settings, prompts, *, on_abort, **hooks):
+    on_abort(sys.argv[1], eval(sys.argv[2]))
+run.bench = fake
+cli.main(["bench", *sys.argv[3:]])
+"""
+SOME = {"prompts": [{}, {}], "settings": {"n_prompts": 12}}
+
+
+def gave_up(why, finished, *args):
+    """Return exit code, standard output and the last line on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", RESCUE, why, repr(finished), *args],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stderr.count("\n") == 1
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_was_finished_survives_an_abort_of_llama_cpp(tmp_path):
+    path = tmp_path / "r.json"
+    code, out, err = gave_up("/src/ggml/ggml.c:12: GGML_ASSERT(x) failed", SOME, "-o", str(path))
+    assert (code, out) == (1, "table of 2\n")
+    assert json.loads(path.read_text()) == SOME
+    assert err.startswith("mtpstats: error: llama.cpp gave up (ggml.c:12: GGML_ASSERT(x) failed): ")
+    assert err.endswith(f"; 2 of 12 prompts were finished and are in {path}\n")
+
+
+@pytest.mark.parametrize(
+    ("finished", "said"),
+    [
+        (None, "nothing was written"),
+        ({**SOME, "prompts": []}, "0 of 12 prompts were finished, nothing was written"),
+    ],
+)
+def test_an_abort_before_anything_was_finished(finished, said, tmp_path):
+    path = tmp_path / "r.json"
+    code, out, err = gave_up("no", finished, "-o", str(path))
+    assert (code, out) == (1, "")
+    assert err.endswith(f"; {said}\n")
+    assert not path.exists()
+
+
+def test_an_abort_and_a_file_that_cannot_be_written():
+    code, out, err = gave_up("no", SOME, "-o", "/dev/full")
+    assert (code, out) == (1, "table of 2\n")
+    assert err.endswith("lost: /dev/full: not written: No space left on device\n")
+
+
+def test_a_server_that_died_is_not_taken_for_a_damaged_model():
+    code, _, err = gave_up("rpc.cpp:1: Remote RPC server crashed or returned ...", SOME)
+    assert code == 1
+    assert "a server of --rpc ended" in err
+    assert err.endswith("; 2 of 12 prompts were finished\n")
+
+
 def test_closed_standard_output_needs_a_file(monkeypatch, capsys, bench, tmp_path):
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(["bench"]) == 2
@@ -432,7 +659,7 @@ def test_stream_and_log_go_to_standard_error_without_control_characters(monkeypa
     def fake(settings, prompts, *, on_text, on_log, **hooks):
         prompt = Prompt("a", None, "one\ntwo\x1b]0;x\x07")
         on_log("info", "loading\x1b[2J")
-        for piece in (b"caf\xc3", b"\xa9\x1b[31m", b" \xff"):
+        for piece in (b"caf\xc3", b"\xa9\x1b[31m", b" \xff", b""):
             on_text(prompt, piece)
         on_text(Prompt("b", None, "three"), b"\n")
         return {}
@@ -446,6 +673,33 @@ def test_stream_and_log_go_to_standard_error_without_control_characters(monkeypa
         "--- b\nthree\n\n"
     )
     assert json.loads(captured.out) == {}
+
+
+def test_several_texts_at_once_are_shown_one_after_the_other():
+    shown = []
+    stream = live.TextStream(shown.append)
+    a, b, c = (Prompt(name, None, f"{name}:") for name in "abc")
+    for prompt, piece in [(a, b"1"), (b, b"1"), (c, b"\xc3"), (a, b"2"), (b, b"2"), (b, b"")]:
+        stream(prompt, piece)
+    # The first is live, also when another has ended.
+    assert "".join(shown) == "--- a\na:12"
+    stream(c, b"\xa9")
+    stream(a, b"")
+    # Then b, which is whole, and what there is of c, live from now on.
+    assert "".join(shown) == "--- a\na:12\n--- b\nb:12\n--- c\nc:\u00e9"
+    stream(c, b"2\xc3")
+    assert shown[-1] == "2"
+    stream.close()
+    assert "".join(shown).endswith("\u00e92\ufffd\n")
+
+
+def test_a_stream_that_is_closed_early_shows_what_was_held_back():
+    shown = []
+    stream = live.TextStream(shown.append)
+    stream(Prompt("a", None, "a:"), b"1")
+    stream(Prompt("b", None, "b:"), b"2")
+    stream.close()
+    assert "".join(shown) == "--- a\na:1\n--- b\nb:2\n"
 
 
 def test_without_terminal_nobody_asks_for_progress(bench):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpstats.errors import InputError
-from mtpstats.intervals import Interval, cluster_bootstrap, greenwood, wilson
+from mtpstats.intervals import Interval, bounds, cluster_bootstrap, greenwood, wilson
 
 
 def approx(lo: float, hi: float, tolerance: float = 5e-4) -> object:
@@ -76,6 +76,28 @@ def test_bootstrap_is_wider_than_wilson_for_dependent_tokens() -> None:
     spread = 2 * 1.96 * math.sqrt((0.05 + (0.25 - 0.05) / 50) / 200)
     assert found.hi - found.lo == pytest.approx(spread, rel=0.2)
     assert found.hi - found.lo > 2 * (naive.hi - naive.lo)
+
+
+def test_figures_may_share_a_denominator() -> None:
+    n = np.random.default_rng(2).integers(5, 90, (30, 2)).astype(float)
+    k = np.stack([n[:, 0] // 2, n[:, 0] // np.arange(1, 31), n[:, 1] // 3], axis=1)
+    assert cluster_bootstrap(k, n, of=[0, 0, 1]) == cluster_bootstrap(k, n[:, [0, 0, 1]])
+    with pytest.raises(InputError, match="2 denominators for 3 figures"):
+        cluster_bootstrap(k, n)
+
+
+@pytest.mark.parametrize("resamples", [1, 2, 39, 40, 41, 2000])
+def test_bounds_are_numpys_quantiles(resamples: int) -> None:
+    values = np.random.default_rng(resamples).standard_normal((resamples, 3))
+    values[:, 1] = 5.0
+    values[::2, 2] = np.nan
+    found, varies = bounds(values)
+    assert varies.tolist() == [resamples > 1, False, resamples > 3]
+    assert found[:2] == pytest.approx(np.quantile(values[:, :2], (0.025, 0.975), axis=0).T)
+    if resamples > 1:
+        assert found[2] == pytest.approx(np.nanquantile(values[:, 2], (0.025, 0.975)))
+    else:
+        assert np.isnan(found[2]).all()
 
 
 def test_bootstrap_is_seeded_and_independent_of_the_other_figures() -> None:

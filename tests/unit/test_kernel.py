@@ -209,6 +209,75 @@ def test_best_at_gives_the_ten_without_the_full_softmax() -> None:
             read()
 
 
+LOGIT = st.one_of(st.floats(-1e4, 1e4, width=32), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+@given(st.lists(st.tuples(LOGIT, LOGIT), min_size=1, max_size=200))
+@settings(max_examples=60)
+def test_overlap_equals_the_reference(pairs: list[tuple[float, float]]) -> None:
+    a, b = (np.array(row, np.float32) for row in zip(*pairs, strict=True))
+    expected = reference.overlap(a.tolist(), b.tolist())
+    found = overlap(a, b)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-30, nan_ok=True)
+    np.testing.assert_equal(overlap(b, a), found)
+
+
+def overlap(a: np.ndarray, b: np.ndarray, clean: bool = False) -> float:
+    lse = [_core.top_k(row)[2] for row in (a, b)]
+    return _core.overlap_at(a.ctypes.data, lse[0], b.ctypes.data, lse[1], len(a), clean)
+
+
+def test_overlap_of_rows_of_real_size(isa: str) -> None:
+    rng = np.random.default_rng(5)
+    for n in (4096, 151_936):
+        a = rng.normal(0, 4, n).astype(np.float32)
+        b = (a + rng.normal(0, 1, n)).astype(np.float32)
+        expected = reference.overlap(a.tolist(), b.tolist())
+        assert overlap(a, b, clean=True) == pytest.approx(expected, rel=3e-6)
+        assert overlap(a, b) == pytest.approx(expected, rel=3e-6)
+        assert overlap(a, a) == pytest.approx(1.0, abs=3e-6)
+        assert overlap(a, a) <= 1.0
+        _core.force_isa("baseline")
+        bits = overlap(a, b, clean=True)
+        _core.force_isa(isa)
+        assert overlap(a, b, clean=True) == bits
+
+
+def test_overlap_leaves_out_what_is_no_token(isa: str) -> None:
+    a = np.float32([0.0, math.nan, 1.0, math.inf] * 40)
+    b = np.float32([0.0, 5.0, -math.inf, 7.0] * 40)
+    # Each 1 / (1 + e) of a's 40 and 1 / (1 + e**5 + e**7) of b's, where a has a token at all.
+    expected = min(1 / (1 + math.e), 1 / (1 + math.e**5 + math.e**7))
+    assert overlap(a, b) == pytest.approx(expected, rel=1e-5)
+    assert math.isnan(overlap(a, np.full(160, -np.inf, np.float32)))
+    with pytest.raises(InputError, match="NULL"):
+        _core.overlap_at(0, 0.0, a.ctypes.data, 0.0, 4)
+
+
+def test_fill_keeps_what_a_recording_wants() -> None:
+    rng = np.random.default_rng(3)
+    row, out = _core.Row(), np.zeros(10, np.float32)
+    logits = rng.normal(0, 3, 500).astype(np.float32)
+    row.read(logits)
+    row.fill(out.ctypes.data)
+    best, full = reference.best(logits.tolist()), reference.lse(logits.tolist())
+    ten = reference.lse([v for _, v in best])
+    units = [reference.units(math.exp(v - full)) for _, v in best[:8]]
+    assert (out[:8] * 2.0**24).tolist() == units
+    assert out[8] == pytest.approx(math.exp(ten - full), rel=1e-6)
+    assert out[9] == np.float32(row.p_top10)
+    row.read(np.float32([1, -math.inf, 2]))
+    row.fill(out.ctypes.data)
+    assert out[:2] == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.e)])
+    assert np.isnan(out[2:8]).all()
+    assert out[8:] == pytest.approx([1, 1 / (1 + math.exp(-1))])
+    row.read(np.float32([math.nan]))
+    row.fill(out.ctypes.data)
+    assert np.isnan(out).all()
+    with pytest.raises(InputError, match="NULL"):
+        row.fill(0)
+
+
 def test_empty_rows() -> None:
     row = _core.Row()
     assert (row.best, row.margin, row.p, row.p_top10, row.id(1)) == (-1, 0.0, 0.0, 0.0, -1)

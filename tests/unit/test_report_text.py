@@ -127,6 +127,62 @@ def line(report: str, start: str) -> str:
     return found
 
 
+# By hand: "b" has two prompts alike, so its counts are twice those of GOLDEN and Wilson's interval
+# is that of 6 of 8 (40.9 to 92.9); the two without a category are 3 of 4 and 0 of 2, in all 3 of 6,
+# and a bootstrap of two prompts reaches from the one's rate to the other's; with so few, Wilson's
+# interval (of 3 of 6: 18.8 to 81.2) is held as well. Accepted per verification of "b" are 2, 1, 1,
+# 0 twice, of variance 1/2: 1.96 times the root of 1/16 is 0.49. Of the others they are 2, 1, 1, 0,
+# 0, 0, of mean 2/3 and variance 5/9: 1.96 times the root of 5/54 is 0.60.
+CATEGORIES = """\
+by category; accepted and rank 2 are of position 1
+category       prompts  tokens  accepted % (95 %) rank 2     length (95 %)  cov.
+-                    2      10    50.0 (0.0-81.2)   16.7  1.67 (1.00-2.26)  1.00
+b                    2      16   75.0 (40.9-92.9)   25.0  2.00 (1.51-2.49)  1.00
+  length: mean acceptance length; cov.: drafted per generated token.
+"""
+
+
+def test_categories_stand_apart_if_there_are_two():
+    none = counters(2, [2], [2], [0], [[0, 0, 2]], [0], [1], [1])
+    prompts = [
+        prompt("1"),
+        prompt("2", category="b"),
+        prompt("3", positions=none, verifications=2, tokens=2, drafted=2, accepted=0),
+        prompt("4", category="b"),
+    ]
+    assert CATEGORIES in text.render(made(*prompts))
+    assert "by category" not in text.render(made(prompt("1", category="b")))
+
+
+def test_many_categories_and_long_names_stay_in_their_place():
+    names = [f"{'x' * 40}\x1b{i}" for i in range(25)]
+    report = text.render(made(*[prompt(name, category=name) for name in names]))
+    lines = report.splitlines()
+    start = lines.index("by category; accepted and rank 2 are of position 1")
+    rows = lines[start + 2 : start + 22]
+    assert all(row.startswith("xxxxxxxxxxx...") for row in rows)
+    assert lines[start + 22] == "  and 5 more, each with no more prompts than these"
+    assert max(map(len, lines)) <= 80
+
+
+def test_chat_template_and_its_variables_are_named():
+    chat = {"chat_prompts": 3, "chat_template": "model", "chat_template_kwargs": {}}
+    report = text.render(made(prompt(), **chat))
+    assert line(report, "chat ") == "chat     3 conversations by the model's template"
+    chat = {"chat_prompts": 1, "chat_template": "a\x1b.jinja", "chat_template_kwargs": {"x": False}}
+    report = text.render(made(prompt(), **chat))
+    assert line(report, "chat ") == "chat     1 conversation by template a\\x1b.jinja, x false"
+
+
+def test_plain_text_given_to_a_chat_model_is_pointed_out():
+    result = made(prompt())
+    result["model"] = {**MODEL, "chat_template": True}
+    assert "! the prompts were continued as plain text" in text.render(result)
+    result["settings"] = {**result["settings"], "chat_prompts": 1}
+    assert "continued as plain text" not in text.render(result)
+    assert "continued as plain text" not in text.render(made(prompt()))
+
+
 def test_accepted_never_passes_100_percent():
     # CASES 1: three drafted, three accepted, and the bonus token.
     positions = counters(1, [1] * 3, [1] * 3, [1] * 3, [[1]] * 3, [0] * 3, [1] * 3, [0] * 3)
@@ -202,6 +258,19 @@ def test_clamped_draft_length_is_said():
     assert "n_max 2 (all this model has heads for; 8 were asked for)" in " ".join(report.split())
 
 
+def test_several_at_a_time_and_a_head_of_its_own_are_said():
+    result = made(prompt(), n_parallel=4)
+    result["model"] = {
+        **MODEL,
+        "nextn_blocks": 0,
+        "draft_model": {**MODEL, "file": "h.gguf\x1b", "parameters": None, "nextn_blocks": 3},
+    }
+    lines = text.render(result).splitlines()
+    assert lines[1] == "head     h.gguf\\x1b, qwen35, F16, 3 NextN blocks"
+    assert lines[3] == "run      1 prompt, 4 at a time, 8 tokens, n_max 2, context 256"
+    assert "at a time" not in text.render(made(prompt(), n_parallel=1))
+
+
 def test_limits_are_shown_when_they_are_set():
     assert "n_max 2, n_min 1, p_min 0.25," in text.render(made(prompt(), n_min=1, p_min=0.25))
 
@@ -262,7 +331,8 @@ def test_eighty_columns_at_any_size(scale):
         p1=[1.0] * 16,
         p2=[1.0] * 16,
     )
-    result = made(prompt(positions=many, tokens=scale))
+    other = prompt("b", positions=many, tokens=scale, category="x" * 99)
+    result = made(prompt(positions=many, tokens=scale), other)
     result["model"] = {**MODEL, "file": "x" * 200 + ".gguf", "parameters": 7 * scale}
     report = text.render(result)
     assert max(map(len, report.splitlines())) <= 80

@@ -245,7 +245,12 @@ def damaged(result: dict, key: str, value: object) -> dict:
         ("model.size", -1, ["model.size is -1, expected a count"]),
         ("model.size", True, ["model.size is True"]),
         ("model.size", 2**64, ["model.size"]),
-        ("model.architecture", None, ["model.architecture is null"]),
+        ("environment.devices", None, ["environment.devices is null"]),
+        ("environment.source", {"kind": "x", "files": []}, ["environment.source.notes is missing"]),
+        ("total.tokens", None, ["total.tokens is null"]),
+        ("model.draft_model", {**MODEL, "size": "7"}, ["model.draft_model.size is '7'"]),
+        ("model.draft_model", None, ["model.draft_model is null, expected an object"]),
+        ("settings.n_parallel", "4", ["settings.n_parallel is '4', expected a count"]),
         ("settings", [], ["settings is a list, expected an object"]),
         ("settings.top_k", ..., ["settings.top_k is missing"]),
         ("settings.n_predict", "all", ["settings.n_predict is 'all', expected an integer"]),
@@ -270,9 +275,42 @@ def test_damage_is_named_by_key(result, tmp_path, key, value, words):
     assert len(message) < len(str(path)) + 200
 
 
-@pytest.mark.parametrize("key", ["repeated_4grams", "positions", "baseline", "category"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("prompts.0.repeated_4grams", "prompts.0.positions", "prompts.0.baseline"),
+        *("prompts.0.category", "prompts.0.verifications", "prompts.0.seconds.head"),
+        *("model.architecture", "model.vocabulary", "environment.time", "settings.n_max"),
+    ],
+)
 def test_null_is_fine_where_a_number_may_be_missing(result, key):
-    results.validate(damaged(result, f"prompts.0.{key}", None), "r.json")
+    results.validate(damaged(result, key, None), "r.json")
+
+
+def test_what_one_prompt_does_not_know_the_total_does_not(result):
+    first, second = copy.deepcopy(result["prompts"])
+    second["verifications"] = second["positions"]["rank"] = None
+    second["seconds"] = {**dict.fromkeys(results.SECONDS), "generation": 1.25}
+    changed = results.with_prompts(result, [first, second])
+    results.validate(changed, "r.json")
+    total = changed["total"]
+    assert total["verifications"] is None
+    assert total["drafted"] == 4
+    assert total["positions"]["rank"] is None
+    assert total["positions"]["accepted"][:3] == [1, 1, 0]
+    assert total["seconds"] == {**dict.fromkeys(results.SECONDS), "generation": 1.375 + 1.25}
+    assert total["tokens_per_second"] == 4 / 2.625
+    timing = results.timing(changed)
+    assert timing.generation_seconds == 2.625
+    assert timing.prompt_seconds is None
+    assert timing.shares == {"target": None, "head": None, "other": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("settings.n_parallel", 4), ("model.draft_model", MODEL)]
+)
+def test_what_may_be_missing_may_be_there(result, key, value):
+    results.validate(damaged(result, key, value), "r.json")
 
 
 @pytest.mark.parametrize(

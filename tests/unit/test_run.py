@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from mtpstats import loop, run
 from mtpstats import result as results
-from mtpstats import run
 from mtpstats.errors import DecodeError, InputError, ModelError
+from mtpstats.llama import Placement
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, BenchStopped, Progress
 from mtpstats.speculate import DraftSettings, Generation, Sampling, Seconds
@@ -16,51 +18,85 @@ PROMPTS = [Prompt("a", "code", "one two"), Prompt("b", None, "three four five")]
 
 
 class FakeDriver:
-    """Generates ``n_predict`` tokens 7; to the collector: 7 accepted, then 5 instead of 7."""
+    """Generates ``n_predict`` tokens 7; to the collector: 7 accepted, then 5 instead of 7.
+
+    Texts run ``n_parallel`` at a time, two tokens each a round. A round is logged in ``rounds``.
+    """
 
     def __init__(self, engine, draft, n_ctx, collector):
         self.engine = engine
         self.draft = draft
         self.n_ctx = n_ctx
         self.n_max = min(draft.n_max, engine.n_heads) if draft else 0
-        self.collector = collector
-        self.closed = False
+        self.collector = collector if collector and collector.enabled else None
+        self.name = "plain" if draft is None else "draft"
+        self.open = 0
 
-    def generate(self, prompt, n_predict, *, on_text=None):
-        name = "plain" if self.draft is None else "draft"
-        self.engine.calls.append((name, len(prompt), n_predict))
-        if self.engine.interrupt_at == len(self.engine.calls):
-            raise self.engine.interrupt_by
-        n = n_predict if n_predict >= 0 else 4
-        collector = self.collector if self.collector and self.collector.enabled else None
-        if collector:
-            collector.begin(0)
-        verifications = []
-        for i in range(n // 2):
-            if collector:
-                collector.draft(0, 10 + 2 * i, 5)
-                collector.candidates(0, 0, ROW)
-                collector.candidates(0, 1, ROW)
-                collector.verify(0, [7, 7])
-            verifications.append((2, 1))
-            if on_text:
-                on_text(b"x\xff")
-        if collector:
-            collector.finish(0, 10 + n // 2 * 2, 5)
-        target = 1.0 if self.draft else 0.5
+    def rounds(self, prompts, n_predict, *, on_text=None, on_done=None):
+        engine = self.engine
+        engine.calls.append((self.name, [len(prompt) for prompt in prompts], n_predict))
+        waiting = [Text(number, self.collector) for number in range(len(prompts))]
+        active, free = [], list(range(engine.settings.n_parallel))
+        self.open += 1
+        try:
+            while waiting or active:
+                while waiting and free:
+                    active.append(waiting.pop(0))
+                    active[-1].begin(free.pop())
+                engine.rounds.append((self.name, [text.number for text in active]))
+                if len(engine.rounds) == engine.interrupt_at:
+                    raise engine.interrupt_by
+                made = 2 * len(active)
+                for text in list(active):
+                    text.round(on_text)
+                    if text.n == engine.lengths.get(text.number, n_predict if n_predict > 0 else 4):
+                        active.remove(text)
+                        free.append(text.seq)
+                        result = self.generation(text)
+                        if on_done:
+                            on_done(text.number, result)
+                yield made
+        finally:
+            self.open -= 1
+
+    def generation(self, text):
+        n, drafts = text.n, self.draft is not None
+        if self.collector:
+            self.collector.finish(text.seq, 10 + n, 5)
         return Generation(
-            tokens=[7] * n if self.draft else [7] * (n - 1) + [self.engine.last_plain],
+            tokens=[7] * n if drafts else [7] * (n - 1) + [self.engine.last_plain],
             text=b"x\xff" * (n // 2),
-            verifications=verifications,
+            verifications=[(2, 1)] * (n // 2),
             margins=[0.001, 1.0] * (n // 2),
             stop="n_predict",
-            seconds=Seconds(0.25, target, 0.5 if self.draft else 0.0, 0.125),
-            snapshot=collector.take(0) if collector else None,
+            seconds=Seconds(0.25, 1.0 if drafts else 0.5, 0.5 if drafts else 0.0, 0.125),
+            snapshot=self.collector.take(text.seq) if self.collector else None,
         )
 
     def close(self):
-        self.closed = True
+        assert not self.open, "closed in the middle of a round"
         self.engine.closed.append("driver")
+
+
+class Text:
+    def __init__(self, number, collector):
+        self.number, self.collector = number, collector
+        self.n = 0
+
+    def begin(self, seq):
+        self.seq = seq
+        if self.collector:
+            self.collector.begin(seq)
+
+    def round(self, on_text):
+        if self.collector:
+            self.collector.draft(self.seq, 10 + self.n, 5)
+            self.collector.candidates(self.seq, 0, ROW)
+            self.collector.candidates(self.seq, 1, ROW)
+            self.collector.verify(self.seq, [7, 7])
+        self.n += 2
+        if on_text:
+            on_text(self.number, b"x\xff")
 
 
 def row():
@@ -81,10 +117,14 @@ class FakeEngine:
     n_ctx_train = 512
     last_plain = 7
     n_heads = 99
+    lengths: ClassVar = {}
+    draft_files = ()
 
     def __init__(self, settings, tell, on_log, on_abort):
         self.settings = settings
+        self.on_abort = on_abort
         self.calls = []
+        self.rounds = []
         self.closed = []
         self.drivers = []
         self.files = [settings.model]
@@ -133,9 +173,8 @@ def test_every_prompt_is_run_once_after_a_warm_up(settings):
     result = bench(settings)
     results.validate(result, "result")
     assert FakeEngine.last.calls == [
-        ("draft", 2, run.WARM_UP_TOKENS),
-        ("draft", 2, 8),
-        ("draft", 3, 8),
+        ("draft", [2], loop.WARM_UP_TOKENS),
+        ("draft", [2, 3], 8),
     ]
     assert [p["id"] for p in result["prompts"]] == ["a", "b"]
     assert [p["category"] for p in result["prompts"]] == ["code", None]
@@ -169,23 +208,23 @@ def test_warm_up_is_not_counted(settings):
     assert total["tokens_per_second"] == 16 / (2 * 1.625)
 
 
-def test_baseline_runs_in_turns_and_compares_texts(settings):
+def test_baseline_runs_in_turns_and_compares_texts(settings, monkeypatch):
+    monkeypatch.setattr(loop, "TURN", 4)
+    monkeypatch.setattr(FakeEngine, "lengths", {1: 4})
     result = bench(replace(settings, baseline=True))
-    warm = run.WARM_UP_TOKENS
-    assert FakeEngine.last.calls == [
-        ("draft", 2, warm),
-        ("plain", 2, warm),
-        ("draft", 2, 8),
-        ("plain", 2, 8),
-        ("plain", 3, 8),
-        ("draft", 3, 8),
-    ]
+    warm = loop.WARM_UP_TOKENS
+    assert FakeEngine.last.calls[:2] == [("draft", [2], warm), ("plain", [2], warm)]
+    assert sorted(FakeEngine.last.calls[2:]) == [("draft", [2, 3], 8), ("plain", [2, 3], 8)]
+    # Rounds of two tokens: whoever is behind goes on until it is four ahead.
+    turns = [(name[0], *numbers) for name, numbers in FakeEngine.last.rounds[8:]]
+    d, p = ("d", 0), ("p", 0)
+    assert turns == [d, d, p, p, p, p, d, d, ("d", 1), ("d", 1), ("p", 1), ("p", 1)]
     assert result["prompts"][1]["baseline"] == {
-        "tokens": 8,
+        "tokens": 4,
         "same_text": True,
         "seconds": {"prompt": 0.25, "target": 0.5, "head": 0.0, "other": 0.125},
     }
-    assert result["total"]["baseline_tokens_per_second"] == 16 / (2 * 0.625)
+    assert result["total"]["baseline_tokens_per_second"] == 12 / (2 * 0.625)
 
 
 def test_a_text_that_differs_from_plain_decoding_is_noticed(settings, monkeypatch):
@@ -208,35 +247,95 @@ def test_statistics_on_the_way_are_those_of_the_whole_run(settings):
     assert [snapshot.verifications for snapshot in heard] == [3, 6]
 
 
-def test_text_is_streamed_by_prompt(settings):
+def test_text_is_streamed_by_prompt_and_its_end_is_told(settings):
     heard = []
-    bench(settings, on_text=lambda prompt, piece: heard.append((prompt.id, piece)))
-    assert heard == [("a", b"x\xff")] * 4 + [("b", b"x\xff")] * 4
+    bench(
+        replace(settings, baseline=True),
+        on_text=lambda prompt, piece: heard.append((prompt.id, piece)),
+    )
+    ended = [("a", b"x\xff")] * 4 + [("a", b"")]
+    assert heard == ended + [("b", piece) for _, piece in ended]
 
 
-def test_progress_never_goes_back_and_ends_at_its_total(settings):
+@pytest.mark.parametrize("baseline", [False, True])
+def test_progress_never_goes_back_and_ends_at_its_total(settings, monkeypatch, baseline):
+    monkeypatch.setattr(FakeEngine, "lengths", {0: 4})
     heard = []
-    bench(settings, on_progress=heard.append)
+    bench(replace(settings, baseline=baseline), on_progress=heard.append)
     assert heard[0] == Progress("loading the model", 50, 100, "%")
     tokens = [p for p in heard if p.unit == "tokens"]
     assert [p.done for p in tokens] == sorted(p.done for p in tokens)
-    assert tokens[0].stage == "prompt 1/2"
-    assert tokens[-1] == Progress("prompt 2/2", 16.0, 16.0, "tokens")
+    sides = 1 + baseline
+    assert tokens[0] == Progress("prompt 1/2", 0.0, sides * 16.0, "tokens")
+    assert tokens[1].done == 2.0
+    assert tokens[-1] == Progress("prompt 2/2", sides * 12.0, sides * 12.0, "tokens")
     assert heard[-1].unit == "bytes"
     assert heard[-1].done == heard[-1].total == 3
 
 
 def test_nobody_listens_then_the_driver_is_left_alone(settings, monkeypatch):
     listeners = []
-    generate = FakeDriver.generate
+    rounds = FakeDriver.rounds
 
-    def spy(self, prompt, n_predict, *, on_text=None):
+    def spy(self, prompts, n_predict, *, on_text=None, on_done=None):
         listeners.append(on_text)
-        return generate(self, prompt, n_predict, on_text=on_text)
+        return rounds(self, prompts, n_predict, on_text=on_text, on_done=on_done)
 
-    monkeypatch.setattr(FakeDriver, "generate", spy)
+    monkeypatch.setattr(FakeDriver, "rounds", spy)
     bench(settings)
-    assert listeners == [None] * 3
+    assert listeners == [None] * 2
+
+
+# ---- several at once
+
+
+FOUR = [Prompt(name, None, "w " * n) for name, n in (("a", 2), ("b", 3), ("c", 4), ("d", 5))]
+
+
+def test_a_finished_prompt_makes_room_at_once_and_results_stand_in_order(settings, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "lengths", {0: 8, 1: 2, 2: 4, 3: 4})
+    result = bench(replace(settings, n_parallel=2), FOUR)
+    assert FakeEngine.last.calls[0] == ("draft", [2, 3], loop.WARM_UP_TOKENS)
+    assert [numbers for _, numbers in FakeEngine.last.rounds][-5:] == [
+        [0, 1], [0, 2], [0, 2], [0, 3], [3]
+    ]  # fmt: skip
+    assert [p["id"] for p in result["prompts"]] == ["a", "b", "c", "d"]
+    assert [p["tokens"] for p in result["prompts"]] == [8, 2, 4, 4]
+    assert [p["n_prompt"] for p in result["prompts"]] == [2, 3, 4, 5]
+    assert result["settings"]["n_parallel"] == 2
+    total = result["total"]
+    assert total["tokens"] == 18
+    assert total["verifications"] == total["positions"]["verifications"] == 9
+    assert total["tokens_per_second"] == 18 / (4 * 1.625)
+    results.validate(result, "result")
+
+
+def test_no_more_sequences_than_prompts(settings):
+    assert bench(replace(settings, n_parallel=9), FOUR)["settings"]["n_parallel"] == 4
+    assert FakeEngine.last.settings.n_parallel == 4
+
+
+def test_turns_grow_with_the_number_of_sequences(settings, monkeypatch):
+    monkeypatch.setattr(loop, "TURN", 4)
+    bench(replace(settings, n_parallel=2, baseline=True), FOUR)
+    names = [name[0] for name, _ in FakeEngine.last.rounds][-16:]
+    # Rounds of four tokens, turns of eight.
+    assert "".join(names) == "ddppppddddppppdd"
+
+
+def test_interrupt_keeps_what_was_finished_out_of_order(settings, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "lengths", {0: 8, 1: 2, 2: 2})
+    # Two rounds of warming up, one for b and one for c, and then the user has enough.
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 8)
+    with pytest.raises(BenchStopped, match="2 of 4 prompts") as caught:
+        bench(replace(settings, n_parallel=2), FOUR)
+    assert [p["id"] for p in caught.value.result["prompts"]] == ["b", "c"]
+
+
+def test_statistics_of_several_at_once_are_those_of_the_whole_run(settings):
+    heard = []
+    bench(replace(settings, n_parallel=2, stats_every=3), FOUR, on_stats=heard.append)
+    assert [snapshot.verifications for snapshot in heard] == [3, 6, 9, 12, 15]
 
 
 def test_model_file_is_hashed_when_asked(settings):
@@ -251,7 +350,7 @@ def test_everything_is_closed_drivers_first(settings):
 
 
 def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
-    monkeypatch.setattr(FakeEngine, "interrupt_at", 3)
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
     with pytest.raises(BenchStopped, match="1 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.exit_code == 130
@@ -264,7 +363,7 @@ def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
 
 
 def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch):
-    monkeypatch.setattr(FakeEngine, "interrupt_at", 3)
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
     monkeypatch.setattr(FakeEngine, "interrupt_by", DecodeError("llama_decode: no memory", -3))
     with pytest.raises(BenchStopped, match="no memory: 1 of 2 prompts") as caught:
         bench(settings)
@@ -273,7 +372,7 @@ def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch
 
 
 def test_interrupt_before_the_first_prompt_keeps_nothing(settings, monkeypatch):
-    monkeypatch.setattr(FakeEngine, "interrupt_at", 1)
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 5)
     with pytest.raises(BenchStopped, match="0 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.result["prompts"] == []
@@ -327,6 +426,49 @@ def test_a_driver_that_cannot_be_made_frees_the_model(settings, monkeypatch):
     assert FakeEngine.last.closed == ["model"]
 
 
+# ---- when llama.cpp gives up
+
+
+def test_an_abort_gets_what_was_finished(settings, monkeypatch):
+    told = []
+
+    class Aborting(FakeEngine):
+        def driver(self, draft, n_ctx, collector):
+            driver = super().driver(draft, n_ctx, collector)
+            generation = driver.generation
+
+            def then_abort(text):
+                if text.number == 1:
+                    self.on_abort("ggml.c:1: no")
+                return generation(text)
+
+            driver.generation = then_abort
+            return driver
+
+        def close(self):
+            self.on_abort("ggml.c:2: too late")
+
+    bench(settings, engine=Aborting, on_abort=lambda why, result: told.append((why, result)))
+    whys = [why for why, _ in told]
+    assert whys == ["ggml.c:1: no", "ggml.c:2: too late"]
+    for _, result in told:
+        results.validate(result, "result")
+    assert [[p["id"] for p in result["prompts"]] for _, result in told] == [["a"], ["a", "b"]]
+    assert told[0][1]["total"]["tokens"] == 8
+
+
+def test_an_abort_before_anything_was_run_has_nothing_to_tell(settings):
+    told = []
+
+    class Aborting(FakeEngine):
+        def tokenize(self, text):
+            self.on_abort("no")
+            return super().tokenize(text)
+
+    bench(settings, PROMPTS[:1], engine=Aborting, on_abort=lambda *args: told.append(args))
+    assert told == [("no", None)]
+
+
 # ---- settings
 
 
@@ -339,12 +481,18 @@ def test_every_setting_that_can_change_a_number_is_recorded(settings):
             n_threads_batch=2,
             type_k="q8_0",
             temp_source="asked",
+            draft_model=Path("heads/h.gguf"),
+            compat_counts=True,
+            rpc=("host:1",),
+            placement=Placement(("CUDA1",), "row", (3.0, 1.0), 0, (("exps", "CPU"),)),
         )
     )["settings"]
     for key, value in {
         "n_max": 5, "n_min": 2, "p_min": 0.25, "temp": 0.5, "top_k": 3, "top_p": 0.75,
         "min_p": 0.125, "seed": 9, "n_threads": 4, "n_threads_batch": 2, "type_k": "q8_0",
-        "temp_source": "asked", "n_predict": 8,
+        "temp_source": "asked", "n_predict": 8, "n_parallel": 1, "draft_model": "h.gguf",
+        "compat_counts": True, "rpc": ["host:1"], "devices": ["CUDA1"], "split_mode": "row",
+        "tensor_split": [3.0, 1.0], "main_gpu": 0, "override_tensor": ["exps=CPU"],
     }.items():  # fmt: skip
         assert recorded[key] == value
 

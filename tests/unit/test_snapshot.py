@@ -139,6 +139,45 @@ def test_the_json_form_has_the_names_of_the_result_file_and_comes_back() -> None
     assert Snapshot.from_dict(data) == s
 
 
+def test_many_are_read_as_each_alone() -> None:
+    snapshots = []
+    for n in range(3):
+        collector = Collector()
+        run([3, 14, 22, 39, 41, 8][n:], collector)
+        snapshots.append(collector.snapshot())
+    data = json.loads(json.dumps([s.to_dict() for s in snapshots]))
+    assert Snapshot.from_dicts(data) == snapshots
+    assert Snapshot.from_dicts([]) == []
+    data[1]["miss"][5] = 1
+    with pytest.raises(InputError, match="rank"):
+        Snapshot.from_dicts(data)
+    data[1] = broken(("sum_p", 0, 0), 0.1)
+    with pytest.raises(InputError, match="sum_p"):
+        Snapshot.from_dicts(data)
+    # what was read can be counted on and does not share memory with its neighbours
+    first, second = Snapshot.from_dicts([snapshots[0].to_dict(), snapshots[2].to_dict()])
+    first.reached[:] = 99
+    assert second == snapshots[2]
+
+
+def test_null_counters_are_zeros_with_a_name() -> None:
+    whole, partial = Snapshot().to_dict(), Snapshot().to_dict({"rank", "miss"})
+    assert partial["rank"] is partial["miss"] is None
+    partial["verifications"], partial["drafted"][0], partial["reached"][0] = 3, 3, 2
+    snapshots, unknown = Snapshot.from_partial([whole, partial])
+    assert unknown == {"rank", "miss"}
+    assert snapshots[1].reached[0] == 2  # though no rank adds up to it
+    assert not snapshots[1].rank.any()
+    assert snapshots[1].to_dict(unknown) == partial
+    with pytest.raises(InputError, match="rank"):
+        Snapshot.from_dict(partial)
+    partial["reached"][0] = 4
+    with pytest.raises(InputError, match="reached"):
+        Snapshot.from_partial([partial])
+    with pytest.raises(InputError, match="'nan_rows' is missing"):
+        Snapshot.from_partial([{k: v for k, v in partial.items() if k != "nan_rows"}])
+
+
 def broken(path: tuple[Any, ...], value: object) -> dict[str, Any]:
     collector = Collector()
     run([3, 14, 22], collector)

@@ -8,10 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from mtpstats.categories import by_category
 from mtpstats.errors import InputError
 from mtpstats.intervals import wilson
 from mtpstats.stats import Collector, Snapshot, repeated_4grams
-from mtpstats.summary import Summary, deeper_or_wider, expected_length, summarise
+from mtpstats.summary import Known, Summary, expected_length, summarise
+from mtpstats.verdict import deeper_or_wider
 
 
 def counted(
@@ -67,6 +69,54 @@ def test_figures_of_one_run() -> None:
     assert second.censored == {"n_max": 0, "budget": 0, "context": 0, "end": 0}
     assert found.warnings == ()
     assert found.loops is None
+
+
+def test_what_a_source_does_not_hold_is_missing_not_zero() -> None:
+    # per-position acceptance only, as a server prints it: 10 verifications, 6 and 3 accepted
+    s = Snapshot()
+    s.verifications = 10
+    s.reached[:2], s.accepted[:2] = (10, 6), (6, 3)
+    names = {"drafted", "rank", "miss", "sum_p", "sum_p_top10", "calib_p1", "calib_p2"}
+    names |= {"stopped", "stopped_hit", "stopped_reached", "censored"}
+    found = summarise(s, [s], [21], known=Known([18], [9], frozenset(names)))
+    assert (found.verifications, found.drafted, found.accepted) == (10, 18, 9)
+    assert value(found.acceptance) == 9 / 18
+    assert value(found.acceptance_length) == 1.9
+    assert found.coverage is not None
+    assert found.coverage.value == 18 / 21
+    assert math.isnan(found.coverage.lo)  # how drafts varied is not known
+    first, second = found.positions
+    assert value(first.acceptance) == 0.6
+    assert value(second.acceptance) == 0.5
+    assert value(second.unconditional) == 0.3
+    for position in found.positions:
+        missing = [position.drafted, position.rank_counts, position.miss, position.rank2]
+        missing += [position.p1, position.p2_top10, position.widening, position.recall[1]]
+        missing += [position.stopped, position.stopped_hit, position.censored]
+        missing += [position.calibration1, position.mean_p[0]]
+        assert missing == [None] * len(missing)
+    assert "holds no ranks" in deeper_or_wider(found)
+
+
+def test_lengths_without_any_position() -> None:
+    parts = [Snapshot() for _ in range(3)]
+    for part, n in zip(parts, (10, 20, 30), strict=True):
+        part.verifications = n
+    names = frozenset(name for name in Snapshot().to_dict() if name != "verifications")
+    known = Known([20, 40, 60], [5, 18, 30], names)
+    found = summarise(Snapshot.merge(*parts), parts, [15, 38, 60], known=known)
+    assert found.positions == ()
+    assert value(found.acceptance) == 53 / 120
+    assert value(found.acceptance_length) == 1 + 53 / 60
+    assert value(found.coverage) == 120 / 113
+    alone = summarise(parts[0], parts[:1], [15], known=Known([20], [5], names))
+    assert alone.acceptance_length is not None
+    assert alone.acceptance_length.value == 1.5
+    assert math.isnan(alone.acceptance_length.hi)
+    timeless = Known([20], [5], names | {"verifications"})
+    found = summarise(Snapshot(), [Snapshot()], [15], known=timeless)
+    assert found.verifications is found.acceptance_length is None
+    assert value(found.acceptance) == 0.25
 
 
 def test_survival_is_not_depressed_by_short_drafts() -> None:
@@ -250,3 +300,33 @@ def test_summary_of_a_live_run() -> None:
     assert value(found.acceptance) == 0.6
     assert value(found.positions[0].widening) == 0.4
     assert value(found.positions[0].p1) == pytest.approx(0.6439, abs=1e-4)
+
+
+def test_categories_are_summed_apart_and_the_largest_comes_first() -> None:
+    parts = [
+        counted(10, (10, 10, 8, 1, 0), (10, 8, 4, 2, 0)),
+        counted(30, (30, 30, 15, 9, 0), (20, 15, 6, 3, 0)),
+        counted(10, (10, 10, 6, 3, 0), (8, 6, 3, 1, 0)),
+        counted(4, (0, 0, 0, 0, 0)),
+    ]
+    first, second, third = by_category(["b", "a", "b", None], parts, [22, 51, 19, 4])
+    assert (first.name, first.prompts, first.tokens) == ("b", 2, 41)
+    assert value(first.acceptance) == 14 / 20
+    assert value(first.rank2) == 4 / 20
+    assert value(first.acceptance_length) == 1 + (12 + 9) / 20
+    assert value(first.coverage) == (20 + 18) / 41
+    # Two prompts show too little of how prompts differ: it is no narrower than Wilson's.
+    assert first.acceptance == wilson(14, 20)
+    assert (second.name, second.prompts) == ("a", 1)
+    assert second.acceptance == wilson(15, 30)
+    assert (third.name, third.acceptance, third.rank2) == (None, None, None)
+
+
+def test_one_category_is_the_run() -> None:
+    parts = [counted(10, (10, 10, 8, 1, 0)), counted(30, (30, 30, 15, 9, 0))]
+    (only,) = by_category(["x", "x"], parts, [18, 45])
+    run = summarise(Snapshot.merge(*parts), parts, [18, 45])
+    assert only.acceptance == run.positions[0].acceptance
+    assert only.rank2 == run.positions[0].rank2
+    assert only.acceptance_length == run.acceptance_length
+    assert only.coverage == run.coverage

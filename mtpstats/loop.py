@@ -1,0 +1,222 @@
+"""The prompts of a run through its drivers, and the record each leaves in the result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mtpstats import result as results
+from mtpstats.generation import Generation
+from mtpstats.prompts import Prompt
+from mtpstats.stats import Collector, Snapshot, repeated_4grams
+
+if TYPE_CHECKING:
+    from mtpstats.run import BenchSettings
+
+WARM_UP_TOKENS = 8
+TURN = 32  # tokens per sequence until the other driver has its turn
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is: ``done`` of ``total`` in ``unit``; total None where nobody knows."""
+
+    stage: str
+    done: float = 0.0
+    total: float | None = None
+    unit: str = ""
+
+
+class Driver(Protocol):
+    """What generates: :class:`mtpstats.speculate.Speculator`, or a stand-in.
+
+    ``n_max`` is the draft length in force, which may be less than was asked for.
+    """
+
+    n_ctx: int
+    n_max: int
+
+    def rounds(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_predict: int,
+        *,
+        on_text: Callable[[int, bytes], None] | None = None,
+        on_done: Callable[[int, Generation], None] | None = None,
+    ) -> Generator[int, None, None]:
+        """Continue every prompt; yield how many tokens each round of verifications made."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class _Side:
+    """One driver's way through the prompts: how many texts and tokens it made.
+
+    ``waiting`` holds the texts that the other driver has not finished.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.made = 0
+        self.n_done = 0
+        self.made_in_done = 0
+        self.waiting: dict[int, Generation] = {}
+
+
+class Loop:
+    """The state of a run: ``drafting`` and ``plain``, the baseline's driver, go on in turns.
+
+    ``on_stats`` hears the statistics of the run so far, ``on_text`` the text by prompt as it is
+    made and ``b""`` at the end of each.
+    """
+
+    def __init__(
+        self,
+        settings: BenchSettings,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[Sequence[int]],
+        *,
+        on_stats: Callable[[Snapshot], None] | None,
+        on_text: Callable[[Prompt, bytes], None] | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.collector = Collector(
+            settings.draft.n_max,
+            enabled=settings.stats,
+            every=settings.stats_every if on_stats else 0,
+            sink=self._on_snapshot,
+        )
+        self._settings, self._prompts, self._tokens = settings, prompts, tokens
+        self._on_stats, self._on_text, self._on_progress = on_stats, on_text, on_progress
+        self._sides: list[_Side] = []
+        self._records: dict[int, dict[str, Any]] = {}
+        self._finished = Snapshot()
+        self._warm = False
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What every finished prompt left, in the order of the prompts."""
+        return [self._records[number] for number in sorted(self._records)]
+
+    def run(self, drafting: Driver, plain: Driver | None) -> None:
+        """Run every prompt through both drivers.
+
+        Whoever is behind in tokens goes on, so that a machine that slows down slows both; a turn
+        ends between two rounds, whose time alone counts.
+        """
+        self._sides = [_Side(driver) for driver in (drafting, plain) if driver is not None]
+        self._warm_up()
+        self._tell()
+        with ExitStack() as stack:
+            going = []
+            for side in self._sides:
+                rounds = side.driver.rounds(
+                    self._tokens,
+                    self._settings.n_predict,
+                    on_text=self._heard if side is self._sides[0] and self._on_text else None,
+                    on_done=self._receiver(side),
+                )
+                going.append((side, stack.enter_context(closing(rounds))))
+            turn = TURN * self._settings.n_parallel
+            while going:
+                side, rounds = min(going, key=lambda pair: pair[0].made)
+                others = [other.made for other, _ in going if other is not side]
+                goal = others[0] + turn if others else None
+                for made in rounds:
+                    side.made += made
+                    self._tell()
+                    if goal is not None and side.made >= goal:
+                        break
+                else:
+                    going.remove((side, rounds))
+
+    def _warm_up(self) -> None:
+        """Touch weights and buffers, so that the first prompt is not the slow one."""
+        first = [ids[:WARM_UP_TOKENS] for ids in self._tokens[: self._settings.n_parallel]]
+        for side in self._sides:
+            for _ in side.driver.rounds(first, WARM_UP_TOKENS):
+                pass
+        self.collector.reset()
+        self._warm = True
+
+    def _receiver(self, side: _Side) -> Callable[[int, Generation], None]:
+        """Return what takes a driver's finished texts and makes a record when all have it."""
+
+        def received(number: int, generation: Generation) -> None:
+            side.waiting[number] = generation
+            side.n_done += 1
+            side.made_in_done += len(generation.tokens)
+            if side is self._sides[0]:
+                if generation.snapshot is not None:
+                    self._finished += generation.snapshot
+                if self._on_text is not None:
+                    self._on_text(self._prompts[number], b"")
+            if all(number in one.waiting for one in self._sides):
+                drafted, *plain = (one.waiting.pop(number) for one in self._sides)
+                self._records[number] = _record(
+                    self._prompts[number], len(self._tokens[number]), drafted, *plain
+                )
+
+        return received
+
+    def _heard(self, number: int, piece: bytes) -> None:
+        if self._on_text is not None:
+            self._on_text(self._prompts[number], piece)
+
+    def _on_snapshot(self, snapshot: Snapshot) -> None:
+        if self._on_stats is not None and self._warm:
+            self._on_stats(self._finished + snapshot)
+
+    def _tell(self) -> None:
+        """Say how far the run is, in tokens of all drivers."""
+        if self._on_progress is None:
+            return
+        done = float(sum(side.made for side in self._sides))
+        total = None
+        if self._settings.n_predict >= 0:
+            left = sum(len(self._prompts) - side.n_done for side in self._sides)
+            total = float(sum(side.made_in_done for side in self._sides))
+            total += left * self._settings.n_predict
+            done = min(done, total)
+        number = min(len(self._records) + 1, len(self._prompts))
+        self._on_progress(Progress(f"prompt {number}/{len(self._prompts)}", done, total, "tokens"))
+
+
+def _record(
+    prompt: Prompt, n_prompt: int, drafted: Generation, plain: Generation | None = None
+) -> dict[str, Any]:
+    """Return one entry of the result's ``prompts``."""
+    return {
+        "id": prompt.id,
+        "category": prompt.category,
+        "prompt_sha256": hashlib.sha256(prompt.text.encode()).hexdigest(),
+        "n_prompt": n_prompt,
+        "tokens": len(drafted.tokens),
+        "text": drafted.text.decode("utf-8", "replace"),
+        "verifications": len(drafted.verifications),
+        "drafted": drafted.drafted,
+        "accepted": drafted.accepted,
+        "near_ties": drafted.near_ties,
+        "repeated_4grams": repeated_4grams(drafted.tokens),
+        "stop": drafted.stop,
+        "seconds": _seconds(drafted),
+        "positions": drafted.snapshot.to_dict() if drafted.snapshot is not None else None,
+        "baseline": None if plain is None else _baseline(drafted, plain),
+    }
+
+
+def _baseline(drafted: Generation, plain: Generation) -> dict[str, Any]:
+    common = min(len(drafted.tokens), len(plain.tokens))
+    return {
+        "tokens": len(plain.tokens),
+        "same_text": drafted.tokens[:common] == plain.tokens[:common],
+        "seconds": _seconds(plain),
+    }
+
+
+def _seconds(generation: Generation) -> dict[str, float]:
+    return {part: getattr(generation.seconds, part) for part in results.SECONDS}

@@ -1,0 +1,335 @@
+"""Drafting policies: rules that say which nodes to draft and verify at a root.
+
+A node is a rank path, a tuple of ranks counted from 1: ``(1, 2)`` is the head's second choice after
+its first. ``str(policy)`` is the form that :func:`parse_policy` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path as FilePath
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mtpstats.errors import InputError
+from mtpstats.text import printable
+
+__all__ = [
+    "AdaptiveDepth",
+    "Chain",
+    "GatedSiblings",
+    "Path",
+    "Policy",
+    "Root",
+    "Tree",
+    "parse_policy",
+]
+
+Path: TypeAlias = tuple[int, ...]
+
+MAX_DEPTH: Final = 16
+MAX_NODES: Final = 1023
+RANKS: Final = 8
+
+
+def _check_chain(n_max: int, p_min: float, n_min: int) -> None:
+    if not 1 <= n_max <= MAX_DEPTH:
+        raise InputError(f"n_max is {n_max}: a policy drafts 1 to {MAX_DEPTH} tokens deep")
+    if not 0 <= n_min <= n_max:
+        raise InputError(f"n_min is {n_min}: it must lie between 0 and n_max {n_max}")
+    if not 0.0 <= p_min <= 1.0:
+        raise InputError(f"p_min is {p_min}: it must lie between 0 and 1")
+
+
+class _Named:
+    """Policies that are dataclasses of numbers: ``kind:field=value,...``."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        cells = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)  # type: ignore[arg-type]
+            if f.default is MISSING or getattr(self, f.name) != f.default
+        ]
+        return f"{self.kind}:{','.join(cells)}"
+
+
+@dataclass(frozen=True)
+class Chain(_Named):
+    """What llama.cpp's draft-mtp does with these flags: the head's best token at every step."""
+
+    n_max: int
+    """Tokens to draft; ``--spec-draft-n-max``."""
+    p_min: float = 0.0
+    """End the draft where the head's best has less probability under a softmax over its 10 best;
+    ``--spec-draft-p-min``."""
+    n_min: int = 0
+    """Throw shorter drafts away; ``--spec-draft-n-min``."""
+
+    kind = "chain"
+
+    def __post_init__(self) -> None:
+        _check_chain(self.n_max, self.p_min, self.n_min)
+
+
+@dataclass(frozen=True)
+class GatedSiblings(_Named):
+    """A chain, with its tokens' second and third choices beside them where the head is in doubt.
+
+    At each position of the chain ``Chain(n_max, p_min, n_min)`` let p1, p2, p3 be the head's
+    full-vocabulary probabilities of its three best. Where ``p1 <= p1_max`` the second choice is
+    verified too if ``p2 >= p2_min``, and the third if ``p3 >= p3_min``; both are leaves. The
+    default of ``p3_min`` means that there are no third ones. Siblings cost no head step: their
+    logits are those of the chain's token. ``n_max`` and ``n_min`` are about the chain alone.
+    """
+
+    n_max: int
+    p_min: float = 0.0
+    n_min: int = 0
+    p1_max: float = 1.0
+    p2_min: float = 0.0
+    p3_min: float = math.inf
+
+    kind = "gated"
+
+    def __post_init__(self) -> None:
+        _check_chain(self.n_max, self.p_min, self.n_min)
+        for name in ("p1_max", "p2_min", "p3_min"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0 and not (name == "p3_min" and value == math.inf):
+                raise InputError(f"{name} is {value}: it must lie between 0 and 1")
+
+
+@dataclass(frozen=True)
+class AdaptiveDepth(_Named):
+    """A chain whose length follows the outcomes of the text so far.
+
+    It starts at ``start`` tokens. After a verification that accepted the whole draft it is ``up``
+    longer, up to ``n_max``; after one that rejected some of it ``down`` shorter, down to ``low``.
+    A verification without a draft changes nothing. The defaults 2 and 1 are those of the heuristic
+    schedule for assistant tokens in Hugging Face transformers. ``start`` 0 means ``n_max``.
+    """
+
+    n_max: int
+    low: int = 1
+    start: int = 0
+    up: int = 2
+    down: int = 1
+    p_min: float = 0.0
+
+    kind = "adaptive"
+
+    def __post_init__(self) -> None:
+        _check_chain(self.n_max, self.p_min, 0)
+        if not 1 <= self.low <= self.n_max:
+            raise InputError(f"low is {self.low}: it must lie between 1 and n_max {self.n_max}")
+        if self.start != 0 and not self.low <= self.start <= self.n_max:
+            raise InputError(f"start is {self.start}: it must lie between low and n_max")
+        for name in ("up", "down"):
+            if not 0 <= getattr(self, name) <= MAX_DEPTH:
+                raise InputError(f"{name} is {getattr(self, name)}: it must be 0 to {MAX_DEPTH}")
+
+    @property
+    def first(self) -> int:
+        """Length of a text's first draft."""
+        return self.start or self.n_max
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Tree:
+    """The same nodes at every root.
+
+    Args:
+        paths: rank paths, each with all that lead to it; in any order. None: no drafting at all.
+
+    Raises:
+        InputError: a path without its parent, twice, too deep, or of no rank from 1 to 8.
+
+    >>> Tree([(1,), (1, 1), (2,)])
+    <tree:[[0],[1],[0,0]]>
+    """
+
+    paths: tuple[Path, ...]
+    """Shallower first, then by rank."""
+
+    def __init__(self, paths: Iterable[Sequence[int]] = ()) -> None:
+        ordered = sorted((tuple(int(rank) for rank in path) for path in paths), key=_order)
+        known: set[Path] = {()}
+        for path in ordered:
+            shown = printable(repr(list(path)))[:80]
+            if not 1 <= len(path) <= MAX_DEPTH:
+                raise InputError(f"tree: path {shown} is not 1 to {MAX_DEPTH} ranks long")
+            if not all(1 <= rank <= RANKS for rank in path):
+                raise InputError(f"tree: path {shown} has a rank outside 1..{RANKS}")
+            if path in known:
+                raise InputError(f"tree: path {shown} is given twice")
+            if path[:-1] not in known:
+                raise InputError(f"tree: path {shown} has no parent")
+            known.add(path)
+        if len(ordered) > MAX_NODES:
+            raise InputError(f"tree: {len(ordered)} nodes; at most {MAX_NODES}")
+        object.__setattr__(self, "paths", tuple(ordered))
+
+    @classmethod
+    def chain(cls, n: int) -> Tree:
+        """Return the tree of the head's n best tokens one after another."""
+        return cls((1,) * (i + 1) for i in range(n))
+
+    @classmethod
+    def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
+        """Return the tree of Medusa-style choices: nested lists of ranks counted from 0."""
+        try:
+            return cls([[int(rank) + 1 for rank in path] for path in choices])
+        except (TypeError, ValueError):
+            raise InputError("tree: choices must be a list of lists of ranks from 0") from None
+
+    def choices(self) -> list[list[int]]:
+        """Return the nodes as Medusa-style choices: lists of ranks counted from 0."""
+        return [[rank - 1 for rank in path] for path in self.paths]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest path."""
+        return len(self.paths[-1]) if self.paths else 0
+
+    def __str__(self) -> str:
+        return f"tree:{json.dumps(self.choices(), separators=(',', ':'))}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def _order(path: Path) -> tuple[int, Path]:
+    return len(path), path
+
+
+class Root(Protocol):
+    """What a policy of your own sees at a root. Do not keep it: the next one is the same object."""
+
+    @property
+    def position(self) -> int:
+        """Text position of the last token before the draft."""
+
+    @property
+    def depth(self) -> int:
+        """How deep the trace is."""
+
+    @property
+    def limit(self) -> int:
+        """Draft tokens that can be verified at all; what is drafted beyond is cut."""
+
+    @property
+    def p(self) -> npt.NDArray[np.float32]:
+        """[depth, 8] the head's probabilities along its own path, best first; a view."""
+
+    @property
+    def p_top10(self) -> npt.NDArray[np.float32]:
+        """[depth] what llama.cpp compares with p_min; a view."""
+
+
+Draft: TypeAlias = "int | Tree | tuple[int | Tree, int]"
+
+
+class Policy:
+    """Base of your own policies: override :meth:`draft`.
+
+    ::
+
+        class Doubtful(Policy):
+            def draft(self, root):  # stop where the head is in doubt
+                sure = root.p[:, 0] > 0.5
+                return int(sure.argmin()) if not sure.all() else root.depth
+    """
+
+    def begin(self) -> None:
+        """A new text starts."""
+
+    def draft(self, root: Root) -> Draft:
+        """Return what to verify: the length of a chain, or a tree.
+
+        The head is taken to run as many steps as what is returned is deep. A policy that looked
+        further returns ``(draft, steps)``. Make trees once and return the same ones again.
+        """
+        raise NotImplementedError
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Hear what became of it: nodes sent to the target, tokens accepted."""
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+_NAMED: Final[dict[str, Callable[..., Any]]] = {
+    kind.kind: kind for kind in (Chain, GatedSiblings, AdaptiveDepth)
+}
+
+
+def parse_policy(spec: str) -> Chain | Tree | GatedSiblings | AdaptiveDepth:
+    """Return the policy of a command line's words.
+
+    ``chain:n_max=4,p_min=0.6``, ``gated:n_max=4,p1_max=0.7,p2_min=0.2``,
+    ``adaptive:n_max=8,up=2,down=1``, ``tree:[[0],[1],[0,0]]`` (ranks from 0, as Medusa's choices)
+    or ``tree:FILE.json`` (a file of such a list, or of an object that has it as ``choices``).
+
+    Raises ``InputError`` for anything else.
+    """
+    kind, colon, rest = spec.partition(":")
+    shown = printable(spec)[:80]
+    if kind == "tree" and colon:
+        return _tree(rest)
+    if kind not in _NAMED or not colon:
+        known = ", ".join(f"{name}:..." for name in (*_NAMED, "tree"))
+        raise InputError(f"policy {shown!r}: its kind is none of {known}")
+    made = _NAMED[kind]
+    types = {f.name: f.type for f in fields(made)}  # type: ignore[arg-type]
+    values: dict[str, float] = {}
+    for cell in filter(None, rest.split(",")):
+        name, _, text = (part.strip() for part in cell.partition("="))
+        if name not in types:
+            raise InputError(f"policy {shown!r}: {name!r} is none of {', '.join(types)}")
+        if name in values:
+            raise InputError(f"policy {shown!r}: {name} is given twice")
+        try:
+            values[name] = int(text) if types[name] == "int" else float(text)
+        except ValueError:
+            raise InputError(f"policy {shown!r}: {name} is {text!r}, no number") from None
+    if "n_max" not in values:
+        raise InputError(f"policy {shown!r}: n_max is missing")
+    try:
+        policy: Chain | GatedSiblings | AdaptiveDepth = made(**values)
+    except InputError as error:
+        raise InputError(f"policy {shown!r}: {error}") from None
+    return policy
+
+
+def _tree(text: str) -> Tree:
+    shown = f"policy 'tree:{printable(text)[:80]}'"
+    if not text.lstrip().startswith("["):
+        try:
+            text = FilePath(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{shown}: the file cannot be read: {reason}") from None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{shown}: not JSON: {printable(str(error))}") from None
+    if isinstance(found, dict):
+        found = found.get("choices")
+    if not isinstance(found, list) or not all(
+        isinstance(path, list) and all(type(rank) is int for rank in path) for path in found
+    ):
+        raise InputError(f"{shown}: not a list of lists of ranks from 0")
+    try:
+        return Tree.from_choices(found)
+    except InputError as error:
+        raise InputError(f"{shown}: {error}") from None
