@@ -65,6 +65,23 @@ NO_MTP_GRAPH = frozenset({"exaone-moe", "exaone4", "glm4", "dots3note", "bailing
 # A target whose head is a GGUF of its own, and the head's architecture.
 COMPANIONS: dict[str, str] = {arch.target: name for name, arch in KNOWN.items() if arch.target}
 
+# What graphs ask of metadata and tensors, beyond what llama.cpp checks by itself.
+DELTA_NET = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
+HYBRID = DELTA_NET | {"nemotron_h_moe", "bailingmoe3"}
+LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3"})
+INDEXED = frozenset({"deepseek32", "glm-dsa", "deepseek4"})
+WINDOWED = frozenset({"step35", "mimo2", "cohere2moe", "gemma4", "gemma4-assistant"})
+# Hidden rows that are wider than the embeddings.
+WIDE_ROWS = frozenset({"gemma4-assistant", "deepseek4", "qwen4exp"})
+# Keys and values may differ in length.
+UNEQUAL_HEADS = frozenset({"step35", "mimo2", *LATENT})
+UNROTATED = frozenset({"nemotron_h_moe"})
+ROTATED_WHOLE = frozenset({"hy_v3", "cohere2moe"})
+# Experts in every model, and in every NextN block; no gating function of its own stands for 0.
+ROUTED = frozenset({"qwen35moe", "qwen4exp", "glm4moe"})
+ROUTED_HEADS = frozenset({"glm4moe", "deepseek2", "deepseek32", "glm-dsa", "cohere2moe"})
+GATED_AS_TOLD = frozenset({"deepseek32", "bailingmoe3"})
+
 
 def of(name: str, n_layer_nextn: int) -> Arch:
     """Return what is known of the architecture, or what its NextN blocks suggest."""

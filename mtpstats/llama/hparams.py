@@ -25,17 +25,6 @@ _MAX_WINDOW = 1 << 22  # times the sequences it must fit into 32 bits
 _MAX_ITERATIONS = 64  # each adds operators to the graph of every layer
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
-_DELTA_NET = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
-_WIDE_ROWS = frozenset({"gemma4-assistant", "deepseek4", "qwen4exp"})
-_LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3"})
-_INDEXED = frozenset({"deepseek32", "glm-dsa", "deepseek4"})
-_WINDOWED = frozenset({"step35", "mimo2", "cohere2moe", "gemma4", "gemma4-assistant"})
-_ROUTED = frozenset({"qwen35moe", "qwen4exp", "glm4moe"})
-_GATED_AS_TOLD = frozenset({"deepseek32", "bailingmoe3"})  # 0 is not the architecture's own
-_UNROTATED = frozenset({"nemotron_h_moe"})
-_ROTATED_WHOLE = frozenset({"hy_v3", "cohere2moe"})
-_UNEQUAL_HEADS = frozenset({"step35", "mimo2", *_LATENT})  # keys and values may differ in length
-
 
 def check(header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
     """Refuse what libllama would not survive."""
@@ -142,7 +131,7 @@ class _Checker:
         for i, count in enumerate(used):
             routed = self.extent(f"blk.{i}.ffn_gate_inp.weight", 0) is not None
             # llama.cpp divides by it, by the first one for all blocks.
-            routed |= self.arch in _ROUTED and i in (0, self.trunk)
+            routed |= self.arch in arch.ROUTED and i in (0, self.trunk)
             self.demand(count > 0 or not routed, f"no expert of block {i} in use")
         if groups:
             chosen = self.integer("expert_group_used_count")
@@ -151,7 +140,7 @@ class _Checker:
                 fits and groups < total, f"{chosen} of {groups} groups of {total} experts in use"
             )
         gating = self.integer("expert_gating_func", 1)
-        least = 1 if self.arch in _GATED_AS_TOLD else 0
+        least = 1 if self.arch in arch.GATED_AS_TOLD else 0
         self.demand(least <= gating <= 4, f"expert gating function {gating}")
 
     # -- known architectures ------------------------------------------------------------------
@@ -162,7 +151,7 @@ class _Checker:
         pattern = self.metadata.get(f"{self.arch}.attention.sliding_window_pattern")
         if self.arch == "deepseek4":
             return [True] * self.layers
-        if self.arch not in _WINDOWED:
+        if self.arch not in arch.WINDOWED:
             return [False] * self.layers
         if self.arch == "cohere2moe" and (pattern is None or isinstance(pattern, int)):
             step = 4 if pattern is None else int(pattern)
@@ -171,7 +160,7 @@ class _Checker:
 
     def windows(self) -> None:
         """Sliding windows."""
-        if self.arch not in _WINDOWED and self.arch != "deepseek4":
+        if self.arch not in arch.WINDOWED and self.arch != "deepseek4":
             return
         self.demand(any(self.windowed), "no layer has a sliding window")
         window = self.integer("attention.sliding_window")
@@ -198,7 +187,7 @@ class _Checker:
 
     def rotary(self) -> None:
         """Rotated dimensions: ggml's loop over none of them never ends."""
-        if self.arch in _UNROTATED:
+        if self.arch in arch.UNROTATED:
             return
         head = self.length("key", False)
         sections = self.metadata.get(f"{self.arch}.rope.dimension_sections")
@@ -212,16 +201,16 @@ class _Checker:
         windowed = self.integer("rope.dimension_count_swa", full)
         if self.arch == "step35":  # half of them where there is no window
             full //= 2
-        if self.arch in _LATENT:
+        if self.arch in arch.LATENT:
             head = self.integer("attention.key_length_mla", head)
             self.demand(full < head, f"{full} rotated dimensions, none of {head} left plain")
         for count, size in ((full, head), (windowed, self.length("key", True))):
             self.demand(
-                count > 0 and count % 2 == 0 and (count <= size or self.arch in _LATENT),
+                count > 0 and count % 2 == 0 and (count <= size or self.arch in arch.LATENT),
                 f"{count} rotated dimensions of heads of {size}",
             )
         self.demand(
-            full == head or self.arch not in _ROTATED_WHOLE,
+            full == head or self.arch not in arch.ROTATED_WHOLE,
             f"{full} rotated dimensions of heads of {head}, not all",
         )
         extension = self.real("rope.scaling.yarn_ext_factor", 0.0)
@@ -230,11 +219,11 @@ class _Checker:
     def heads(self) -> None:
         """Attention heads: their numbers and lengths must give the extents of the tensors."""
         n_head, n_head_kv = self.each("attention.head_count"), self.kv_heads()
-        if self.arch not in _UNEQUAL_HEADS:
+        if self.arch not in arch.UNEQUAL_HEADS:
             for windowed in (False, True):
                 key, value = self.length("key", windowed), self.length("value", windowed)
                 self.demand(key == value, f"keys of {key} and values of {value}")
-        gated = 2 if self.arch in _DELTA_NET else 1
+        gated = 2 if self.arch in arch.DELTA_NET else 1
         for i in range(self.layers):
             windowed, block = self.windowed[i], f"blk.{i}."
             key, value = self.length("key", windowed), self.length("value", windowed)
@@ -283,10 +272,10 @@ class _Checker:
             self.trunk > 0 or self.arch == "gemma4-assistant",
             f"{self.layers} layers, all of them NextN blocks",
         )
-        if self.arch not in _WIDE_ROWS:
+        if self.arch not in arch.WIDE_ROWS:
             width, out = self.integer("embedding_length"), self.integer("embedding_length_out")
             self.demand(out in (0, width), f"embeddings of {width} and rows of {out}")
-        if self.arch in _DELTA_NET:
+        if self.arch in arch.DELTA_NET:
             self.delta_net()
         elif self.arch == "nemotron_h_moe":
             self.mamba()
@@ -303,7 +292,7 @@ class _Checker:
             self.shared_cells()
         elif self.arch == "deepseek4":
             self.hyper_connections()
-        if self.arch in _INDEXED:
+        if self.arch in arch.INDEXED:
             self.indexer()
 
     def delta_net(self) -> None:

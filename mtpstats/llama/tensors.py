@@ -27,10 +27,6 @@ _ELEMENTWISE = re.compile(r"norm(_\d)?\.weight$|\.bias$|ssm_(a|d)$|conv1d(_[qkv]
 _ONE_ROW = "ffn_gate_inp_shexp"  # a matrix all the same
 _INDICES = re.compile(r"ffn_gate_tid2eid\.|masked_embd_ordering")
 
-_HYBRID = frozenset(
-    {"qwen35", "qwen35moe", "qwen3next", "qwen4exp", "nemotron_h_moe", "bailingmoe3"}
-)
-_ROUTED_HEADS = frozenset({"glm4moe", "deepseek2", "deepseek32", "glm-dsa", "cohere2moe"})
 _BLOCK = re.compile(r"blk\.(\d{1,3})\.(.+)$", re.DOTALL)
 
 
@@ -56,7 +52,7 @@ def check(header: ModelHeader, refuse: Callable[[str], NoReturn]) -> None:
     nextn = header.hparam("nextn_predict_layers") or 0
     if 0 < nextn < layers and header.arch in arch.KNOWN and header.arch != "qwen4exp":
         _ends(blocks, layers - nextn, refuse)
-    if header.arch in _HYBRID:
+    if header.arch in arch.HYBRID:
         _both_kinds(blocks, layers - nextn, refuse)
     for i, held in sorted(blocks.items()):
         for alternatives in _needs(header.arch, held, i >= layers - nextn):
@@ -92,7 +88,7 @@ def _needs(name: str, held: set[str], is_nextn: bool) -> Iterator[tuple[str, ...
     dense, shared = "ffn_gate ffn_up ffn_down", "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
     split, fused = "ffn_gate_exps ffn_up_exps ffn_down_exps", "ffn_gate_up_exps ffn_down_exps"
     routed = "ffn_gate_inp" in held
-    if is_nextn and name in _ROUTED_HEADS:
+    if is_nextn and name in arch.ROUTED_HEADS:
         yield ("ffn_gate_inp",)
     if name in ("hy_v3", "step35"):
         if routed:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,14 @@ BASES: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer(timeout=TIMEOUT) as server:
-        yield server
+def servers() -> Iterator[list[ForkServer]]:
+    with ForkServer(timeout=TIMEOUT) as one, ForkServer(timeout=TIMEOUT) as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def server(servers: list[ForkServer]) -> ForkServer:
+    return servers[0]
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +98,15 @@ def faults(server: ForkServer, path: Path, drawn: list[mutations.Mutation]) -> l
 
 @pytest.mark.parametrize("base", BASES)
 def test_mutated_models(
-    server: ForkServer, content: Callable[[str], bytes], tmp_path: Path, base: str
+    servers: list[ForkServer], content: Callable[[str], bytes], tmp_path: Path, base: str
 ) -> None:
     drawn = random.Random(1).sample(mutations.of(content(base), seed=1), BASES[base][2])
-    assert faults(server, tmp_path / "mutated.gguf", drawn) == []
+    with ThreadPoolExecutor() as pool:
+        halves = [
+            pool.submit(faults, server, tmp_path / f"{half}.gguf", drawn[half::2])
+            for half, server in enumerate(servers)
+        ]
+    assert [fault for half in halves for fault in half.result()] == []
 
 
 def test_there_are_at_least_500_mutations() -> None:
