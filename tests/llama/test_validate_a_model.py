@@ -57,8 +57,7 @@ def test_a_plan_measures_or_takes_costs_and_says_what_to_do(run: Path, tmp_path:
     assert measured["costs"]["model"]["sha256"] == Trace.load(run).header["model"]["sha256"]
     assert len(measured["costs"]["verify"]) > 10
     none = measured["policies"][measured["none"]]
-    verify = measured["costs"]["verify"]["1"]["median"]
-    assert 0 < none["tokens_per_second"]["value"] < 1 / verify
+    assert none["tokens_per_second"]["value"] > 0
 
 
 def test_what_is_run_is_what_was_replayed(run: Path) -> None:
