@@ -21,6 +21,7 @@ from mtpstats.text import printable
 
 __all__ = [
     "AdaptiveDepth",
+    "Branching",
     "Chain",
     "GatedSiblings",
     "Path",
@@ -206,6 +207,10 @@ class Tree:
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+
+Branching: TypeAlias = "Tree | GatedSiblings"
+"""What the driver can draft beside chains."""
 
 
 def _order(path: Path) -> tuple[int, Path]:

@@ -220,7 +220,12 @@ class LlamaEngine:
     ) -> Speculator:
         """See :class:`Engine`."""
         settings = self._settings
-        return Speculator(
+        made: Callable[..., Speculator] = Speculator
+        if draft is not None and draft.tree is not None:
+            from mtpstats.treedraft import TreeSpeculator
+
+            made = TreeSpeculator
+        return made(
             self._model,
             draft=draft,
             draft_model=self._draft_model if draft is not None else None,
@@ -402,6 +407,7 @@ def _recorded(
         "compat_counts": settings.compat_counts,
         "baseline": settings.baseline,
         "stats": settings.stats,
+        **({"tree": driver.tree} if draft.tree is not None else {}),
     }
 
 

@@ -12,8 +12,10 @@ import click
 from mtpstats.cli import inputs, options
 from mtpstats.cli.output import check, deliver
 from mtpstats.cli.streams import last_words, show_log, to_stderr
+from mtpstats.cli.tree import TreeOptions, draft_settings
 
 if TYPE_CHECKING:
+    from mtpstats.head import DraftSettings
     from mtpstats.run import BenchSettings
 
 EXAMPLES = """\
@@ -30,6 +32,8 @@ Examples:
       layers on two machines that run llama.cpp's rpc-server
   mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
       100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --tree best:6 --trace run.trace --baseline
+      the best tree of 6 nodes for what was recorded, drafted and verified for real
   mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
       the built-in conversations, answered without thinking first
 """
@@ -43,6 +47,7 @@ Examples:
     choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
+    tree=TreeOptions,
     run=options.RunOptions,
     output=options.OutputOptions,
     log=options.LogOption,
@@ -54,6 +59,7 @@ def command(
     choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
+    tree: TreeOptions,
     run: options.RunOptions,
     output: options.OutputOptions,
     log: options.LogOption,
@@ -65,6 +71,7 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     check(output)
+    draft = draft_settings(drafting, tree)
     sampling = inputs.with_seed(sampling)
     prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
     selection = inputs.selection(choice)
@@ -73,7 +80,7 @@ def command(
     from mtpstats.cli.live import ProgressLine, TextStream
 
     base = inputs.settings(model, devices, sampling, selection, run.n_predict)
-    settings = _settings(base, drafting, run, output)
+    settings = _settings(base, draft, run, output)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
     stream = TextStream(to_stderr) if run.stream else None
 
@@ -112,16 +119,14 @@ def command(
 
 def _settings(
     base: BenchSettings,
-    drafting: options.DraftOptions,
+    draft: DraftSettings,
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
-    from mtpstats.speculate import DraftSettings
-
     return replace(
         base,
         n_parallel=run.n_parallel,
-        draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
+        draft=draft,
         compat_counts=run.compat_counts,
         baseline=run.baseline,
         stats=not run.no_stats,
