@@ -437,7 +437,7 @@ class Speculator:
 
         ``partly`` receives the text and what it keeps of the pass if that is not all of it.
         """
-        result = text.result
+        result, sent = text.result, text.sent
         chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
@@ -470,17 +470,17 @@ class Speculator:
         if ended or 0 <= text.n_predict < text.n_done:
             return True
         if self._head is not None:
-            self._settle(self._head, text, n_accepted, partly)
+            kept = self._settle(self._head, text, n_accepted)
+            if kept < text.n_rows:
+                partly.append((text, sent[:kept]))
         return False
 
-    def _settle(
-        self, head: Head, text: _Text, n_accepted: int, partly: list[tuple[Slot, list[int]]]
-    ) -> None:
-        """Leave both memories with what was accepted, or tell ``partly``."""
+    def _settle(self, head: Head, text: _Text, n_accepted: int) -> int:
+        """Leave the head's memory with what was accepted; return how much of the pass to keep."""
         text.keep_row(self._target.nextn_address(text.index + n_accepted))
         if n_accepted + 1 < text.n_rows:
-            partly.append((text, text.sent[: n_accepted + 1]))
             head.rewind(text)
+        return n_accepted + 1
 
     def _verify_again(self, text: _Text, chosen: list[int]) -> None:
         """Make what was accepted and the target's own token the next draft, as llama.cpp does."""

@@ -384,9 +384,8 @@ class TreeSpeculator(Speculator):
         self._path = path
         return chosen
 
-    def _settle(
-        self, head: Head, text: _Text, n_accepted: int, partly: list[tuple[Slot, list[int]]]
-    ) -> None:
+    def _settle(self, head: Head, text: _Text, n_accepted: int) -> int:
+        """Leave both memories with the path that was accepted."""
         drafter, target, index, path = self._drafter, self._target, self._index, self._path
         trunk = drafter.trunk
         rows = [target.nextn_address(index[node]) for node in path]
@@ -395,3 +394,4 @@ class TreeSpeculator(Speculator):
         before = perf_counter_ns()
         self._layout.settle(drafter.nodes, path[-1], trunk.n_past)
         self._target_ns += perf_counter_ns() - before
+        return text.n_rows
