@@ -23,6 +23,7 @@ from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.generation import Generation
 from mtpstats.loop import Progress
+from mtpstats.policy import Tree
 from mtpstats.speculate import Speculator, _Text
 
 ROWS = tuple(range(1, 34))
@@ -53,17 +54,23 @@ class _Samples:
     token: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     runs: dict[int, list[Generation]] = field(default_factory=dict)
+    trees: list[Generation] = field(default_factory=list)
 
 
 class _Rig:
     """A driver whose memories hold about ``n_past`` tokens of a text, and its rounds."""
 
     def __init__(
-        self, driver: Speculator, text: Sequence[int], n_past: int, plain: Speculator | None
+        self,
+        driver: Speculator,
+        text: Sequence[int],
+        n_past: int,
+        plain: Speculator | None,
+        tree: Speculator | None = None,
     ) -> None:
         assert driver._head is not None
         self.driver, self.head, self.target = driver, driver._head, driver._target
-        self.plain = plain
+        self.plain, self.tree = plain, tree
         self._text = list(text)
         # A pass takes longer in a longer text: stay near the length that was asked for.
         span = max(SPAN, n_past // 4)
@@ -71,6 +78,7 @@ class _Rig:
         self._end = min(self._first + span, driver.n_ctx, len(self._text))
         self._slot: _Text | None = None
         self._plain_slot: _Text | None = None
+        self._tree_slot: _Text | None = None
 
     def slot(self, room: int) -> _Text:
         """Return the text in the making; begun anew where it would become too long."""
@@ -189,6 +197,19 @@ class _Rig:
                 break
         samples.runs.setdefault(0, []).append(slot.result)
 
+    def run_tree(self, samples: _Samples) -> None:
+        """Let the driver of a tree go on for some rounds."""
+        driver = self.tree
+        assert driver is not None
+        depth = driver.n_max
+        slot = self._tree_slot = self._ready(driver, self._tree_slot, ROUNDS * (depth + 1) + 2)
+        slot.result = Generation()
+        for _ in range(ROUNDS):
+            if driver._round([slot], None):
+                self._tree_slot = None
+                break
+        samples.trees.append(slot.result)
+
 
 def measure(
     driver: Speculator,
@@ -196,6 +217,7 @@ def measure(
     n_past: int,
     *,
     plain: Speculator | None = None,
+    tree: Speculator | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     seconds: float = SECONDS,
 ) -> Costs:
@@ -206,6 +228,7 @@ def measure(
             the context holds it.
         n_past: tokens in the context while it is measured.
         plain: a driver without a head, for what a token takes without drafting.
+        tree: a driver of :func:`sample_tree`, for how much longer trees take than chains say.
         seconds: time to spend, unless ``LEAST`` samples of each take longer.
 
     Raises:
@@ -217,7 +240,7 @@ def measure(
             f"a context of {driver.n_ctx} is too short to measure costs in: raise --ctx-size"
         )
     n_past = max(1, min(n_past, room))
-    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past, plain)
+    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past, plain, tree)
     tell = on_progress or (lambda _: None)
     order = random.Random(0)
     # The first time through touches everything and tells about how long one takes.
@@ -248,11 +271,15 @@ def _sweep(
         *(("verify", n) for n in rows if n <= most and (n <= longest or n in FEWER_ROWS)),
         *(("step", n) for n in WIDTHS if 1 < n <= most),
         *(("run", n) for n in drafts),
+        *([("tree", 0)] if rig.tree is not None else []),
     ]
     order.shuffle(tasks)
     slowest = 0.0
     unused = _Samples()
     for what, n in tasks:
+        if what == "tree":
+            rig.run_tree(samples)
+            continue
         if what == "run":
             rig.drafting(samples)
             if n or rig.plain is None:
@@ -287,10 +314,37 @@ def _costs(driver: Speculator, samples: _Samples, n_past: int) -> Costs:
         other_token=token,
         n_past=n_past,
     )
-    return replace(costs, **_rest(costs, samples, change))
+    return replace(costs, **_rest(costs, samples, change, driver))
 
 
-def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
+def sample_tree(n_max: int) -> Tree:
+    """Return the tree that real runs are made with: of middle size, at most so deep."""
+    paths = ((1,), (2,), (1, 1), (1, 2), (2, 1), (1, 1, 1))
+    return Tree(path for path in paths if len(path) <= n_max)
+
+
+def _tree_check(found: Costs, runs: Sequence[Generation], n_max: int) -> dict[str, Any]:
+    """Return what runs of the sample tree took, and what the costs make of them."""
+    tree = sample_tree(n_max)
+    expanded = [len({p[:-1] for p in tree.paths if len(p) == d + 1}) for d in range(tree.depth)]
+    passes = [accepted for run in runs for _, accepted in run.verifications]
+    rows = sum(run.trees.rows for run in runs if run.trees) // len(passes)
+    tokens = sum(len(run.tokens) for run in runs)
+    by = {"by_medians": found, "by_means": found.averaged()}
+    target = {name: len(passes) * float(costs.verify(rows)) for name, costs in by.items()}
+    rest: dict[str, float] = {}
+    for name, costs in by.items():
+        head = len(passes) * float(np.sum(costs.draft(expanded) + costs.other_draft))
+        head += float(costs.follow(np.add(passes, 1)).sum()) if costs.follow else 0.0
+        rest[name] = head + len(passes) * costs.other_verification + tokens * costs.other_token
+    parts = [run.seconds for run in runs]
+    return {
+        "tree_target": {"measured": sum(part.target for part in parts), **target},
+        "tree_rest": {"measured": sum(part.head + part.other for part in parts), **rest},
+    }
+
+
+def _rest(costs: Costs, samples: _Samples, change: float, driver: Speculator) -> dict[str, Any]:
     """Return what real rounds took beside all that is known, and how well costs explain them."""
     beside: dict[bool, list[float]] = {False: [], True: []}
     for n_max, runs in samples.runs.items():
@@ -320,6 +374,8 @@ def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
                     for name, costs in by.items()
                 },
             }
+    if samples.trees:
+        check |= _tree_check(found, samples.trees, driver.n_max)
     return {
         "other_verification": found.other_verification,
         "other_plain": found.other_plain,

@@ -106,6 +106,16 @@ class GatedSiblings(_Named):
             if not 0.0 <= value <= 1.0 and not (name == "p3_min" and value == math.inf):
                 raise InputError(f"{name} is {value}: it must lie between 0 and 1")
 
+    @property
+    def beside(self) -> int:
+        """Most siblings of a token: 1 without third choices."""
+        return 1 if self.p3_min > 1 else 2
+
+    @property
+    def leaves(self) -> int:
+        """Most leaves: the chain's own end and all siblings."""
+        return 1 + self.beside * self.n_max
+
 
 @dataclass(frozen=True)
 class AdaptiveDepth(_Named):
@@ -201,6 +211,11 @@ class Tree:
     def depth(self) -> int:
         """Length of the longest path."""
         return len(self.paths[-1]) if self.paths else 0
+
+    @property
+    def leaves(self) -> int:
+        """Nodes that nothing follows; 1 for the root alone."""
+        return len({(), *self.paths} - {path[:-1] for path in self.paths})
 
     def __str__(self) -> str:
         return f"tree:{json.dumps(self.choices(), separators=(',', ':'))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -253,13 +253,17 @@ class LlamaEngine:
         tell: Callable[[Progress], None],
     ) -> Costs:
         """See :class:`Engine`."""
-        from mtpstats.measure import MOST_ROWS, measure
+        from mtpstats.measure import MOST_ROWS, measure, sample_tree
 
-        with (
-            self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver,
-            self.driver(None, n_ctx, None) as plain,
-        ):
-            return measure(driver, text, n_past, plain=plain, on_progress=tell)
+        with ExitStack() as stack:
+            driver = self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS)
+            stack.enter_context(driver)
+            plain = stack.enter_context(self.driver(None, n_ctx, None))
+            tree = None
+            with suppress(InputError):  # not every memory can branch
+                branching = DraftSettings.branching(sample_tree(driver.n_max))
+                tree = stack.enter_context(self.driver(branching, n_ctx, None))
+            return measure(driver, text, n_past, plain=plain, tree=tree, on_progress=tell)
 
     def close(self) -> None:
         """See :class:`Engine`."""

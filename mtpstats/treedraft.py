@@ -35,11 +35,11 @@ class _Sizes:
 
     def __init__(self, policy: Branching) -> None:
         if isinstance(policy, GatedSiblings):
-            beside = 1 if policy.p3_min > 1 else 2
-            widest = Nodes(_gated([tuple(range(2, 2 + beside))] * policy.n_max))
+            beside = tuple(range(2, 2 + policy.beside))
+            widest = Nodes(_gated([beside] * policy.n_max))
         else:
             widest = Nodes(policy.paths)
-        self.nodes, self.leaves, self.depth = widest.n, len(widest.leaves), widest.depth
+        self.nodes, self.leaves, self.depth = widest.n, policy.leaves, widest.depth
         self.n_sequences = widest.n_branches - 1
         self.n_cells = widest.n_branches * self.depth
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats import plan as plans
-from mtpstats.candidates import default_chain
+from mtpstats.candidates import default_chain, memory_of
 from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
@@ -25,8 +25,8 @@ from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
 from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
 from mtpstats.origin import measured
-from mtpstats.policy import Chain, Tree
-from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, label
+from mtpstats.policy import Chain, GatedSiblings, Tree
+from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label
 from mtpstats.replay import Totals, replay, totals
 from mtpstats.run import LlamaEngine
 from mtpstats.trace import Trace, TracedPrompt
@@ -48,7 +48,7 @@ ALIKE: Final = 0.05
 CLOSE: Final = 0.03
 """The best predicted policy has held if it measures this close to the best measured one."""
 
-Runnable = Chain | Tree
+Runnable = Chain | Tree | GatedSiblings
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -265,9 +265,8 @@ def run(
         except KeyboardInterrupt:
             raise Interrupted("interrupted: nothing was compared") from None
     costs = costs if costs is not None else merged(found)
-    priced = Pricer(costs, len(trace.prompts), seed=seed).price(
-        zip(policies, replayed, strict=True)
-    )
+    pricer = Pricer(costs, len(trace.prompts), seed=seed, memory=memory_of(trace))
+    priced = pricer.price(zip(policies, replayed, strict=True))
     checked = [
         _checked(trace, policy, price.rate, did, one)
         for policy, price, did, one in zip(policies, priced, replayed, taken, strict=True)
@@ -362,8 +361,9 @@ def turned(n: int, by: int) -> list[int]:
 def _draft(policy: Runnable) -> DraftSettings | None:
     if isinstance(policy, Chain):
         return DraftSettings(policy.n_max, policy.n_min, policy.p_min)
-    flags_of(policy)  # an error for what llama.cpp cannot run
-    return None
+    if kind_of(policy) == "none":
+        return None
+    return DraftSettings.branching(policy)
 
 
 def prompt_of(prompt: TracedPrompt) -> list[int]:
@@ -447,7 +447,7 @@ def _entry(checked: Checked) -> dict[str, Any]:
             "accepted": checked.server_accepted,
         }
     return {
-        "policy": str(policy) if isinstance(policy, Chain) else "none",
+        "policy": "none" if kind_of(policy) == "none" else str(policy),
         "predicted_tokens_per_second": checked.predicted._asdict(),
         "measured_tokens_per_second": checked.measured._asdict(),
         "error": checked.error,
@@ -455,7 +455,7 @@ def _entry(checked: Checked) -> dict[str, Any]:
         "prompts_different": list(checked.different),
         "prompts_different_without_near_tie": list(checked.unexplained),
         "llama_server": server,
-        "flags": flags_of(policy),
+        "flags": flags_of(policy) if kind_of(policy) in ("none", "chain") else None,
     }
 
 
