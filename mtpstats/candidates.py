@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULTS",
     "Bench",
     "adaptive",
+    "can_branch",
     "chains",
     "default_chain",
     "gates",
@@ -38,9 +39,18 @@ def memory_of(trace: Trace) -> str:
 
     ``coupled`` where none could, too: that is what another engine would be like.
     """
+    return _branches(trace) or "coupled"
+
+
+def can_branch(trace: Trace) -> bool:
+    """Return whether the driver can verify trees on the trace's model."""
+    return _branches(trace) != ""
+
+
+def _branches(trace: Trace) -> str:
     name = (trace.header.get("model") or {}).get("architecture") or ""
     known = arch.of(str(name), 1)
-    return known.branches(known.rollback) or "coupled"
+    return known.branches(known.rollback)
 
 
 def chains(trace: Trace) -> Iterable[Chain]:

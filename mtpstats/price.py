@@ -84,6 +84,8 @@ class Priced:
     """Of ``verify``: seconds if a pass of any rows took as long as one of a single row."""
     nodes: float
     """Nodes sent to the target, a verification."""
+    rows: float
+    """Rows of its pass."""
     steps: float
     """Steps of the head, a verification."""
     extrapolated: bool
@@ -222,7 +224,9 @@ class Pricer:
         each = costs.other_verification if drafting else costs.other_plain
         branches = isinstance(policy, Tree | GatedSiblings) and drafting
         rest = costs.tree_rest if branches else 1.0
-        in_target = np.einsum("bn,bn->b", rows, verify) * (costs.tree_target if branches else 1.0)
+        slower = costs.tree_target if branches else 1.0
+        in_target = slower * np.einsum("bn,bn->b", rows, verify)
+        in_bare = slower * self._seconds("verify", 1)[:, 0]
         n = max(1.0, float(passes[0]))
         return Priced(
             policy=policy,
@@ -236,8 +240,9 @@ class Pricer:
                 "other": rest * (passes * each + tokens * costs.other_token),
             },
             # More rows never take less time; where they seem to, that is noise.
-            bare=np.minimum(passes * self._seconds("verify", 1)[:, 0], in_target),
+            bare=np.minimum(passes * in_bare, in_target),
             nodes=float(done.drafted.sum()) / n,
+            rows=float(rows[0] @ sent) / n,
             steps=float(widths[0].sum()) / n,
             extrapolated=not costs.measured(widest, _widest(done.widths)),
             on_one_prompt=len(done.tokens) < 2,

@@ -192,6 +192,7 @@ class LlamaEngine:
         self.draft_files: Sequence[Path] = _files(self._draft_model)
         self.n_ctx_train = self._model.n_ctx_train
         self.n_threads = settings.n_threads or llama.default_threads()
+        self.n_ubatch = settings.n_ubatch
 
     def environment(self, command: Sequence[str]) -> dict[str, Any]:
         """See :class:`Engine`."""

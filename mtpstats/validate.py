@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats import plan as plans
-from mtpstats.candidates import default_chain, memory_of
+from mtpstats.breakeven import break_even, row_cost
+from mtpstats.candidates import can_branch, default_chain, memory_of
 from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
@@ -25,7 +26,7 @@ from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
 from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
 from mtpstats.origin import measured
-from mtpstats.policy import Chain, GatedSiblings, Tree
+from mtpstats.policy import Branching, Chain, GatedSiblings, Tree
 from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label
 from mtpstats.replay import Totals, replay, totals
 from mtpstats.run import LlamaEngine
@@ -106,6 +107,8 @@ class Checked:
     """The others."""
     unexplained: tuple[str, ...] = ()
     """Of them, those without a near tie, which may fall either way."""
+    price: Priced | None = None
+    """All of the prediction."""
     server: Figure | None = None
     """Tokens/s by llama-server's own timings."""
     server_drafted: int | None = None
@@ -165,7 +168,7 @@ def session(
     n_prompts: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Validation:
-    """Plan, and run the ``top`` chains, llama.cpp's defaults and no drafting.
+    """Plan, and run the ``top`` chains, llama.cpp's defaults, no drafting and the best tree.
 
     Args:
         engine: the trace's model with the settings of its recording.
@@ -177,10 +180,28 @@ def session(
     plan = plans.make(trace, costs if costs is not None else measure())
     default = default_chain(trace)
     policies = policies_to_run(picks(plan, top), default if default.n_max <= plan.deepest else None)
+    tree = best_tree(plan, engine.n_ubatch)
+    policies += [tree] if tree is not None else []
     return run(
         chosen(trace, n_prompts), policies, engine,
         costs=costs, measure=measure, repeats=repeats, on_progress=on_progress,
     )  # fmt: skip
+
+
+def best_tree(plan: plans.Plan, n_ubatch: int) -> Branching | None:
+    """Return the fastest policy of the plan that branches and that the driver can run here."""
+    if not can_branch(plan.trace):
+        return None
+    chains = memory_of(plan.trace) == "chains"
+    found: list[tuple[float, Branching]] = []
+    for one in plan.policies:
+        policy = one.policy
+        if not isinstance(policy, Tree | GatedSiblings) or policy.leaves < 2:
+            continue
+        depth = policy.depth if isinstance(policy, Tree) else policy.n_max
+        if not chains or policy.leaves * (1 + depth) <= n_ubatch:
+            found.append((float(one.speeds[0]), policy))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def picks(plan: plans.Plan, top: int) -> list[Chain]:
@@ -268,7 +289,7 @@ def run(
     pricer = Pricer(costs, len(trace.prompts), seed=seed, memory=memory_of(trace))
     priced = pricer.price(zip(policies, replayed, strict=True))
     checked = [
-        _checked(trace, policy, price.rate, did, one)
+        _checked(trace, policy, price, did, one)
         for policy, price, did, one in zip(policies, priced, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
@@ -376,9 +397,7 @@ def _keep(taken: Taken, got: Generation) -> None:
     taken.add(len(got.tokens), got.seconds.generation, got.drafted, got.accepted)
 
 
-def _checked(
-    trace: Trace, policy: Runnable, predicted: Figure, done: Totals, taken: Taken
-) -> Checked:
+def _checked(trace: Trace, policy: Runnable, price: Priced, done: Totals, taken: Taken) -> Checked:
     different = [
         i
         for i in range(len(trace.prompts))
@@ -388,8 +407,9 @@ def _checked(
     replays = replay(trace.select(different), policy).prompts
     return Checked(
         policy=policy,
-        predicted=predicted,
+        predicted=price.rate,
         measured=taken.speed(),
+        price=price,
         same=len(trace.prompts) - len(different),
         different=tuple(one.id for one in replays),
         unexplained=tuple(one.id for one in replays if one.near_tie is None),
@@ -418,6 +438,63 @@ def verdict(validation: Validation) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Wood:
+    """The tree of a validation beside the fastest of all that does not branch."""
+
+    tree: Checked
+    other: Checked
+    gain: float
+    """Measured: how many times as fast."""
+    row_cost: float | None
+    """What a row more in a target pass costs here, as a part of a single row."""
+    break_even: float | None
+    """Below which it would pay; None: even rows that cost nothing would not help."""
+
+
+def wood(validation: Validation) -> Wood | None:
+    """Return how the tree did; None if none was run."""
+    trees = [one for one in validation.policies if kind_of(one.policy) in ("tree", "gated")]
+    others = [one for one in validation.policies if one not in trees]
+    if not trees or not others:
+        return None
+    tree = max(trees, key=lambda one: one.measured.value)
+    other = max(others, key=lambda one: one.measured.value)
+    assert tree.price is not None
+    return Wood(
+        tree,
+        other,
+        tree.measured.value / other.measured.value,
+        row_cost(tree.price),
+        break_even(tree.price, [one.price for one in others if one.price is not None]),
+    )
+
+
+def tree_verdict(validation: Validation) -> str | None:
+    """Return in one sentence whether the tree paid, and what a row may cost for it to."""
+    found = wood(validation)
+    if found is None:
+        return None
+    paid = found.gain > 1
+    said = (
+        f"{label(found.tree.policy).capitalize()} {'paid' if paid else 'did not pay'} here: "
+        f"it measures {found.gain:.2f} times the speed of {label(found.other.policy)}, the fastest "
+        "that does not branch"
+    )
+    if found.row_cost is None:
+        return said + "."
+    cost = f"a row more in a pass costs {100 * found.row_cost:.1f} % of a single row"
+    if found.break_even is None:
+        return (
+            f"{said}; {cost}, and if it cost nothing the tree would still not pay, for what the "
+            "head takes."
+        )
+    if found.break_even == float("inf"):
+        return f"{said}; {cost}, and it sends no more rows than they do."
+    would = "would pay up to" if paid else "would begin to pay at"
+    return f"{said}; {cost}, and by prediction the tree {would} {100 * found.break_even:.1f} %."
+
+
 def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
     """Return the validation as JSON types, schema ``mtpstats.validate/1``."""
     order = {id(checked): i for i, checked in enumerate(validation.policies)}
@@ -434,6 +511,22 @@ def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
         "best_measured": order[id(validation.best_measured)],
         "shortfall": validation.shortfall,
         "verdict": verdict(validation),
+        "tree": _tree_entry(validation, order),
+    }
+
+
+def _tree_entry(validation: Validation, order: dict[int, int]) -> dict[str, Any] | None:
+    found = wood(validation)
+    if found is None:
+        return None
+    low = found.break_even
+    return {
+        "policy": order[id(found.tree)],
+        "fastest_other": order[id(found.other)],
+        "gain": found.gain,
+        "row_cost": found.row_cost,
+        "break_even_row_cost": None if low == float("inf") else low,
+        "verdict": tree_verdict(validation),
     }
 
 
