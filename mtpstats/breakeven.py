@@ -10,10 +10,15 @@ so the ``r`` at which two policies are equally fast solves a linear equation.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mtpstats.price import Priced
+from mtpstats.price import Priced, kind_of, label
 
-__all__ = ["break_even", "row_cost"]
+if TYPE_CHECKING:
+    from mtpstats.validate import Checked, Validation
+
+__all__ = ["Branched", "branched", "break_even", "row_cost", "tree_verdict"]
 
 
 def row_cost(priced: Priced) -> float | None:
@@ -52,3 +57,60 @@ def _line(priced: Priced) -> tuple[float, float]:
         return float(priced.seconds[0]) / tokens, 0.0
     rest = float(priced.seconds[0] - priced.parts["verify"][0])
     return (bare + rest) / tokens, bare * (priced.rows - 1) / tokens
+
+
+@dataclass(frozen=True)
+class Branched:
+    """The tree of a validation beside the fastest of all that does not branch."""
+
+    tree: Checked
+    other: Checked
+    gain: float
+    """Measured: how many times as fast."""
+    row_cost: float | None
+    """What a row more in a target pass costs here, as a part of a single row."""
+    break_even: float | None
+    """Below which it would pay; None: even rows that cost nothing would not help."""
+
+
+def branched(validation: Validation) -> Branched | None:
+    """Return how the tree did; None if none was run."""
+    trees = [one for one in validation.policies if kind_of(one.policy) in ("tree", "gated")]
+    others = [one for one in validation.policies if one not in trees]
+    if not trees or not others:
+        return None
+    tree = max(trees, key=lambda one: one.measured.value)
+    other = max(others, key=lambda one: one.measured.value)
+    assert tree.price is not None
+    return Branched(
+        tree,
+        other,
+        tree.measured.value / other.measured.value,
+        row_cost(tree.price),
+        break_even(tree.price, [one.price for one in others if one.price is not None]),
+    )
+
+
+def tree_verdict(validation: Validation) -> str | None:
+    """Return in one sentence whether the tree paid, and what a row may cost for it to."""
+    found = branched(validation)
+    if found is None:
+        return None
+    paid = found.gain > 1
+    said = (
+        f"Branching {'paid' if paid else 'did not pay'} here: the best tree, "
+        f"{label(found.tree.policy)}, measures {found.gain:.2f} times the speed of "
+        f"{label(found.other.policy)}, the fastest of the others"
+    )
+    if found.row_cost is None:
+        return said + "."
+    said += f"; a row more in a pass costs {100 * found.row_cost:.1f} % of a single row"
+    if found.break_even is None:
+        return (
+            f"{said}, and by prediction the tree would not pay even if rows cost nothing, for "
+            "drafting itself takes too long."
+        )
+    if found.break_even == float("inf"):
+        return f"{said}, and the tree sends no more of them than the others."
+    would = "pays up to" if paid else "would begin to pay at"
+    return f"{said}, and by prediction the tree {would} {100 * found.break_even:.1f} %."

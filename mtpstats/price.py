@@ -218,7 +218,7 @@ class Pricer:
         alone = "plain" if not drafting and costs.plain is not None else "verify"
         sent = sent_rows(policy, rows.shape[1], self._memory)
         widest = int(sent[_widest(done.rows) - 1]) if passes[0] else 1
-        verify = self._seconds(alone, int(sent.max()))[:, sent - 1]
+        verify = self._seconds(alone, int(sent.max(initial=1)))[:, sent - 1]
         follow = self._seconds("follow", followed.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         each = costs.other_verification if drafting else costs.other_plain

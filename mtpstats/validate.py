@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats import plan as plans
-from mtpstats.breakeven import break_even, row_cost
+from mtpstats.breakeven import branched, tree_verdict
 from mtpstats.candidates import can_branch, default_chain, memory_of
 from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
@@ -382,9 +382,10 @@ def turned(n: int, by: int) -> list[int]:
 def _draft(policy: Runnable) -> DraftSettings | None:
     if isinstance(policy, Chain):
         return DraftSettings(policy.n_max, policy.n_min, policy.p_min)
-    if kind_of(policy) == "none":
-        return None
-    return DraftSettings.branching(policy)
+    if isinstance(policy, Tree | GatedSiblings) and policy != NO_DRAFTING:
+        return DraftSettings.branching(policy)
+    flags_of(policy)  # an error for what nobody can run
+    return None
 
 
 def prompt_of(prompt: TracedPrompt) -> list[int]:
@@ -438,63 +439,6 @@ def verdict(validation: Validation) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Wood:
-    """The tree of a validation beside the fastest of all that does not branch."""
-
-    tree: Checked
-    other: Checked
-    gain: float
-    """Measured: how many times as fast."""
-    row_cost: float | None
-    """What a row more in a target pass costs here, as a part of a single row."""
-    break_even: float | None
-    """Below which it would pay; None: even rows that cost nothing would not help."""
-
-
-def wood(validation: Validation) -> Wood | None:
-    """Return how the tree did; None if none was run."""
-    trees = [one for one in validation.policies if kind_of(one.policy) in ("tree", "gated")]
-    others = [one for one in validation.policies if one not in trees]
-    if not trees or not others:
-        return None
-    tree = max(trees, key=lambda one: one.measured.value)
-    other = max(others, key=lambda one: one.measured.value)
-    assert tree.price is not None
-    return Wood(
-        tree,
-        other,
-        tree.measured.value / other.measured.value,
-        row_cost(tree.price),
-        break_even(tree.price, [one.price for one in others if one.price is not None]),
-    )
-
-
-def tree_verdict(validation: Validation) -> str | None:
-    """Return in one sentence whether the tree paid, and what a row may cost for it to."""
-    found = wood(validation)
-    if found is None:
-        return None
-    paid = found.gain > 1
-    said = (
-        f"{label(found.tree.policy).capitalize()} {'paid' if paid else 'did not pay'} here: "
-        f"it measures {found.gain:.2f} times the speed of {label(found.other.policy)}, the fastest "
-        "that does not branch"
-    )
-    if found.row_cost is None:
-        return said + "."
-    cost = f"a row more in a pass costs {100 * found.row_cost:.1f} % of a single row"
-    if found.break_even is None:
-        return (
-            f"{said}; {cost}, and if it cost nothing the tree would still not pay, for what the "
-            "head takes."
-        )
-    if found.break_even == float("inf"):
-        return f"{said}; {cost}, and it sends no more rows than they do."
-    would = "would pay up to" if paid else "would begin to pay at"
-    return f"{said}; {cost}, and by prediction the tree {would} {100 * found.break_even:.1f} %."
-
-
 def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
     """Return the validation as JSON types, schema ``mtpstats.validate/1``."""
     order = {id(checked): i for i, checked in enumerate(validation.policies)}
@@ -516,7 +460,7 @@ def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
 
 
 def _tree_entry(validation: Validation, order: dict[int, int]) -> dict[str, Any] | None:
-    found = wood(validation)
+    found = branched(validation)
     if found is None:
         return None
     low = found.break_even

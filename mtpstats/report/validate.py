@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mtpstats.breakeven import tree_verdict
 from mtpstats.price import Figure, label, restless
 from mtpstats.report.numbers import legend, plural, wrapped
 from mtpstats.text import printable
-from mtpstats.validate import Checked, Validation, tree_verdict, verdict
+from mtpstats.validate import Checked, Validation, verdict
 
 NAMES = 22
 
