@@ -30,14 +30,21 @@ from mtpstats.trace import Trace
 from mtpstats.trees import best_trees
 
 POLICIES = [Chain(n_max, p_min) for n_max in (1, 2, 3, 4, 6, 8) for p_min in (0.0, 0.3, 0.6)]
-SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+SIZES = (6, 8, 12, 16, 24)
+SMALL = (
+    [(1,), (2,)],
+    [(1,), (2,), (1, 1)],
+    [(1,), (2,), (3,), (4,)],
+    [(1,), (2,), (1, 1), (2, 1)],
+    [(1,), (2,), (1, 1), (1, 2), (1, 1, 1)],
+)
 
 
 def trees(trace: Trace) -> list[Tree]:
-    """The best tree of each size, and one of siblings alone."""
+    """Small trees, and the best ones of some sizes, as far as they branch."""
     best = best_trees(trace, max(SIZES))
-    found = [best[n - 1] for n in SIZES if len(best[n - 1]) == n]
-    return [*dict.fromkeys([*found, Tree([(1,), (2,), (3,), (4,)])])]
+    found = [best[n - 1] for n in SIZES if len(best[n - 1]) == n and best[n - 1].leaves > 1]
+    return [*dict.fromkeys([*map(Tree, SMALL), *found])]
 
 
 def recorded(model: Path, path: Path, n_predict: int, threads: int) -> Path:
@@ -58,7 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--trees", action="store_true", help="trees beside three chains")
+    parser.add_argument("--trees", action="store_true", help="trees beside two chains")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = args.trace or recorded(args.model, Path(folder) / "t", args.n_predict, args.threads)
@@ -66,7 +73,7 @@ def main() -> None:
     settings = origin.settings_of(trace, args.model)
     with closing(LlamaEngine(settings, lambda _: None)) as engine:
         origin.check_model(trace, engine.files)
-        policies = [*POLICIES[:9:4], *trees(trace)] if args.trees else POLICIES
+        policies = [*POLICIES[:9:6], *trees(trace)] if args.trees else POLICIES
         found = validate.run(
             trace, [NO_DRAFTING, *policies], engine,
             measure=lambda: origin.measured(engine, trace, lambda _: None), repeats=args.repeats,

@@ -31,7 +31,9 @@ from mtpstats.text import printable
 
 SCHEMA: Final = "mtpstats.cost/1"
 CURVES: Final = ("verify", "follow", "draft", "plain")
-OTHERS: Final = ("other_verification", "other_draft", "other_token", "other_plain")
+OTHERS: Final = (
+    *("other_verification", "other_draft", "other_shape", "other_token", "other_plain"),
+)
 FACTS: Final = ("environment", "model", "settings", "check", "comment")
 
 TREE: Final = ("tree_target", "tree_rest")
@@ -139,7 +141,8 @@ class Costs:
 
     A verification of L drafted tokens takes ``verify(1 + L)`` in the target, ``follow(1 + L)`` in
     the head, which reads the same tokens, and ``other_verification``; each step of the head over
-    ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. Without
+    ``w`` rows takes ``draft(w)`` and ``other_draft``, and ``other_shape`` after a step of other
+    than ``w`` rows, as it happens in trees; each generated token takes ``other_token``. Without
     drafting a token takes ``plain(1)``, ``other_plain`` and ``other_token``: a target that keeps no
     hidden rows and no snapshots for a head is quicker. All in seconds. ``plain`` None: ``verify``
     stands in for it. ``follow`` None: nothing, as for a head that reads the target's cells, or in
@@ -154,6 +157,7 @@ class Costs:
     other_draft: float = 0.0
     other_token: float = 0.0
     other_plain: float = 0.0
+    other_shape: float = 0.0
     n_past: int | None = None
     """Tokens in the context while it was measured."""
     tree_target: float = 1.0
@@ -304,6 +308,7 @@ class Costs:
             others["other_draft"],
             others["other_token"],
             others["other_plain"],
+            others["other_shape"],
             n_past=n_past,
             facts=facts,
         )

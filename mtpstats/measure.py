@@ -40,6 +40,7 @@ SPAN = 3 * MOST_ROWS
 """Tokens that a text grows by at least until it is begun anew."""
 QUICK = 0.02  # seconds; a slower round is made once only
 ROUNDS = 6  # of a real run at each draft length, each time through
+WARM = 2  # rounds before those
 
 
 @dataclass
@@ -187,28 +188,35 @@ class _Rig:
         """Let the driver without a head go on for some rounds."""
         driver = self.plain
         assert driver is not None
-        slot = self._plain_slot = self._ready(driver, self._plain_slot, ROUNDS + 2)
-        slot.result = Generation()
-        for _ in range(ROUNDS):
-            ended = driver._round([slot], None)
-            samples.plain.append(driver._target_ns * 1e-9)
-            if ended:
-                self._plain_slot = None
-                break
+        slot = self._ready(driver, self._plain_slot, WARM + ROUNDS + 2)
+        self._plain_slot = slot if self._go_on(driver, slot, samples.plain) else None
         samples.runs.setdefault(0, []).append(slot.result)
 
     def run_tree(self, samples: _Samples) -> None:
         """Let the driver of a tree go on for some rounds."""
         driver = self.tree
         assert driver is not None
-        depth = driver.n_max
-        slot = self._tree_slot = self._ready(driver, self._tree_slot, ROUNDS * (depth + 1) + 2)
-        slot.result = Generation()
-        for _ in range(ROUNDS):
-            if driver._round([slot], None):
-                self._tree_slot = None
-                break
+        room = (WARM + ROUNDS) * (driver.n_max + 1) + 2
+        slot = self._ready(driver, self._tree_slot, room)
+        self._tree_slot = slot if self._go_on(driver, slot, []) else None
         samples.trees.append(slot.result)
+
+    def _go_on(self, driver: Speculator, slot: _Text, seconds: list[float]) -> bool:
+        """Run rounds of a driver that was left alone for a while; return whether its text goes on.
+
+        Those in which it finds its memory again count only if there are no others. ``seconds``
+        receives what the target took in each that counts.
+        """
+        for i in range(WARM + ROUNDS):
+            if i in (0, WARM):
+                slot.result = Generation()
+                seconds_of_rounds: list[float] = []
+            ended = driver._round([slot], None)
+            seconds_of_rounds.append(driver._target_ns * 1e-9)
+            if ended:
+                break
+        seconds += seconds_of_rounds
+        return not ended
 
 
 def measure(
@@ -326,7 +334,6 @@ def sample_tree(n_max: int) -> Tree:
 def _tree_check(found: Costs, runs: Sequence[Generation], n_max: int) -> dict[str, Any]:
     """Return what runs of the sample tree took, and what the costs make of them."""
     tree = sample_tree(n_max)
-    expanded = [len({p[:-1] for p in tree.paths if len(p) == d + 1}) for d in range(tree.depth)]
     passes = [accepted for run in runs for _, accepted in run.verifications]
     rows = sum(run.trees.rows for run in runs if run.trees) // len(passes)
     tokens = sum(len(run.tokens) for run in runs)
@@ -334,7 +341,8 @@ def _tree_check(found: Costs, runs: Sequence[Generation], n_max: int) -> dict[st
     target = {name: len(passes) * float(costs.verify(rows)) for name, costs in by.items()}
     rest: dict[str, float] = {}
     for name, costs in by.items():
-        head = len(passes) * float(np.sum(costs.draft(expanded) + costs.other_draft))
+        steps = float(np.sum(costs.draft(tree.widths) + costs.other_draft))
+        head = len(passes) * (steps + tree.changes * costs.other_shape)
         head += float(costs.follow(np.add(passes, 1)).sum()) if costs.follow else 0.0
         rest[name] = head + len(passes) * costs.other_verification + tokens * costs.other_token
     parts = [run.seconds for run in runs]
@@ -355,6 +363,7 @@ def _rest(costs: Costs, samples: _Samples, change: float, driver: Speculator) ->
     found = replace(
         costs,
         other_verification=median(beside[True]) + change,
+        other_shape=change,
         other_plain=median(beside[False]),
     )
     check = {}
@@ -378,6 +387,7 @@ def _rest(costs: Costs, samples: _Samples, change: float, driver: Speculator) ->
         check |= _tree_check(found, samples.trees, driver.n_max)
     return {
         "other_verification": found.other_verification,
+        "other_shape": found.other_shape,
         "other_plain": found.other_plain,
         "facts": {"check": check},
     }

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -116,6 +117,9 @@ class GatedSiblings(_Named):
         """Most leaves: the chain's own end and all siblings."""
         return 1 + self.beside * self.n_max
 
+    changes = 0
+    """As ``Tree.changes``: siblings take no step of the head."""
+
 
 @dataclass(frozen=True)
 class AdaptiveDepth(_Named):
@@ -216,6 +220,17 @@ class Tree:
     def leaves(self) -> int:
         """Nodes that nothing follows; 1 for the root alone."""
         return len({(), *self.paths} - {path[:-1] for path in self.paths})
+
+    @property
+    def widths(self) -> list[int]:
+        """Rows of each step of the head: nodes of a depth that have children."""
+        inner = {path[:-1] for path in self.paths}
+        return [sum(len(path) == depth for path in inner) for depth in range(self.depth)]
+
+    @property
+    def changes(self) -> int:
+        """Steps of the head that have another number of rows than the one before."""
+        return sum(a != b for a, b in pairwise(self.widths))
 
     def __str__(self) -> str:
         return f"tree:{json.dumps(self.choices(), separators=(',', ':'))}"

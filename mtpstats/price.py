@@ -222,9 +222,10 @@ class Pricer:
         follow = self._seconds("follow", followed.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         each = costs.other_verification if drafting else costs.other_plain
-        branches = isinstance(policy, Tree | GatedSiblings) and drafting
-        rest = costs.tree_rest if branches else 1.0
-        slower = costs.tree_target if branches else 1.0
+        rest, slower, changes = 1.0, 1.0, 0
+        if isinstance(policy, Tree | GatedSiblings) and policy.leaves > 1:
+            rest, slower, changes = costs.tree_rest, costs.tree_target, policy.changes
+        in_draft = np.einsum("bn,bn->b", widths, draft) + passes * changes * costs.other_shape
         in_target = slower * np.einsum("bn,bn->b", rows, verify)
         in_bare = slower * self._seconds("verify", 1)[:, 0]
         n = max(1.0, float(passes[0]))
@@ -236,7 +237,7 @@ class Pricer:
             parts={
                 "verify": in_target,
                 "follow": rest * np.einsum("bn,bn->b", followed, follow),
-                "draft": rest * np.einsum("bn,bn->b", widths, draft),
+                "draft": rest * in_draft,
                 "other": rest * (passes * each + tokens * costs.other_token),
             },
             # More rows never take less time; where they seem to, that is noise.

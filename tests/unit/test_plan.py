@@ -533,7 +533,15 @@ def test_a_tree_of_chains_costs_what_its_rows_do() -> None:
     assert again.bare[0] == pytest.approx(1.5 * 3 * 10)
     for part in ("follow", "draft", "other"):
         assert again.parts[part][0] == pytest.approx(1.25 * priced.parts[part][0])
-    # Chains are what they were.
+    # Steps of 1, 2 and 1 rows: two that llama.cpp has to build a graph for.
+    shaped = replace(COSTS, other_shape=0.75)
+    bushy = Tree([(1,), (2,), (1, 1), (2, 1), (1, 1, 1)])
+    deep = trace(text([[1, 0, 0]] * 6))
+    more = price(deep, bushy, shaped).parts["draft"][0] - price(deep, bushy).parts["draft"][0]
+    assert more == pytest.approx(2 * 0.75 * float(totals(deep, bushy).verifications.sum()))
+    # Chains are what they were, also as trees.
+    for one in (Chain(2), Tree.chain(2)):
+        assert price(ONE, one, slower).parts["verify"][0] == price(ONE, one).parts["verify"][0]
     assert price(ONE, Chain(2), slower).seconds[0] == price(ONE, Chain(2)).seconds[0]
 
 
