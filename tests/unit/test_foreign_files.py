@@ -161,6 +161,33 @@ def test_what_python_reads_but_cannot_write_is_no_json(text):
     assert reading.loads("[1e300, 10, true]") == [1e300, 10, True]
 
 
+def test_no_file_is_written_over_one_that_is_read(good, tmp_path, capfd):
+    run, result, plan = good / "run.trace", good / "result.json", good / "plan.json"
+    link, new = tmp_path / "link", tmp_path / "new"
+    link.symlink_to(run)
+    before = {path: path.read_bytes() for path in (run, result, plan)}
+    for command in (
+        ["plan", run, "--cost", good / "cost.json", "-o", run],
+        ["plan", run, "--cost", good / "cost.json", "-o", link],
+        ["plan", run, "-o", new, "--save-cost", new],
+        ["validate", run, "--save-cost", good / "x" / ".." / "run.trace"],
+        ["report", result, "--html", result],
+        ["report", result, "--plan", plan, "--plot", plan],
+        ["merge", plan, result, "-o", result],
+        ["import", run, "-o", run],
+        ["bench", "-m", run, "-o", run],
+        ["bench", "-f", run, "-o", run],
+        ["record", "-p", "a", "-o", new, "--cost-out", new],
+    ):
+        assert cli.main([str(word) for word in command]) == 2
+        told = capfd.readouterr()
+        assert "this command uses that file already" in told.err, command
+        assert told.out == ""
+    assert before == {path: path.read_bytes() for path in before}
+    assert not new.exists()
+    assert cli.main(["plan", str(run), "--cost", str(good / "cost.json"), "-o", "/dev/null"]) == 0
+
+
 def test_resuming_refuses_at_once_what_is_no_trace(tmp_path):
     path = tmp_path / "x.trace"
     assert recorded_seed(path, -1) == -1
