@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import stat
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from mtpstats.text import printable
 MAX_BYTES = 64 << 20
 """A prompt file larger than this is a mistake: no context holds it, no patience runs it."""
 MAX_FILES = 10_000
+
+_HUGE = re.compile(r"[eE]\+?[0-9]{3}")
 
 PIPE_PATIENCE_S = 5.0
 STDIN = Path("-")
@@ -69,13 +72,14 @@ def chunks(path: Path, limit: int = MAX_BYTES) -> Iterator[bytes]:
     raise InputError(f"{shown(path)}: larger than {most}, more than can be read; take a part of it")
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str) -> Any:
     """Return the JSON, in which no number is infinite or none; ``ValueError`` says what is wrong.
 
     Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
     """
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
+        return json.loads(text, parse_constant=_no_number, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

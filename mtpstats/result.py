@@ -271,12 +271,10 @@ def check(value: Any, spec: Any, where: str, key: str) -> None:
         check(value, dict, where, key)
         for named, inner in spec.items():
             name = named.removesuffix("?")
-            path = f"{key}.{name}" if key else name
-            if name not in value:
-                if name != named:
-                    continue
-                raise InputError(f"{where}: {path} is missing")
-            check(value[name], inner, where, path)
+            if name in value:
+                check(value[name], inner, where, f"{key}.{name}" if key else name)
+            elif name == named:
+                raise InputError(f"{where}: {f'{key}.{name}' if key else name} is missing")
     elif isinstance(spec, list):
         check(value, list, where, key)
         for i, item in enumerate(value):

@@ -373,7 +373,7 @@ def _unsealed(line: bytes) -> dict[str, Any] | None:
     if found is None or zlib.crc32(found[1]) != int(found[2]):
         return None
     try:
-        record: dict[str, Any] = reading.loads(line)
+        record: dict[str, Any] = reading.loads(line.decode())
     except ValueError:
         return None
     record.pop("check", None)
@@ -398,7 +398,7 @@ class _Reader:
         if _starts_like_a_header(line):
             raise InputError(f"{self.where}: cut off inside its header: nothing was recorded")
         try:
-            header = reading.loads(line)
+            header = reading.loads(line.decode())
         except ValueError:
             header = None
         if not isinstance(header, dict) or not str(header.get("schema")).startswith("mtpstats."):

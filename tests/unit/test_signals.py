@@ -52,9 +52,8 @@ def test_handlers_and_wakeup_are_given_back():
 
 def test_one_that_came_while_llama_cpp_logged_is_delivered_after_the_call(monkeypatch):
     monkeypatch.setattr(log.Log, "_receive", lambda: signal.raise_signal(signal.SIGINT))
-    with Watch(), pytest.raises(KeyboardInterrupt), DeferredInterrupt() as held:
+    with Watch(), pytest.raises(KeyboardInterrupt), DeferredInterrupt():
         log.Log._receive()
-        assert held.pending
 
 
 def test_outside_the_main_thread_nothing_is_done():
