@@ -78,6 +78,17 @@ class AppendFile:
         except BaseException:
             self._file.close()
             raise
+        if new:
+            self._sync_name()
+
+    def _sync_name(self) -> None:
+        """See the file's name to the disk, too, where directories can be opened for that."""
+        with suppress(OSError):
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def _lock(self) -> None:
         if fcntl is None:
@@ -139,6 +150,7 @@ class AppendFile:
         self._file = file
         removed.close()
         self._lock()
+        self._sync_name()
         if self._on_removed is not None:
             where = printable(str(self._path))
             self._on_removed(f"{where}: was removed by somebody; it is there again")
