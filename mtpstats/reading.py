@@ -6,7 +6,6 @@ there is one, the line.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -79,15 +78,10 @@ def loads(text: str) -> Any:
     Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
     """
     finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
-    collecting = gc.isenabled()
-    gc.disable()  # of what is read nothing is garbage yet, and looking for it takes as long
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _no_number(name: str) -> None:

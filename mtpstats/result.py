@@ -39,10 +39,11 @@ class Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
+# What check() takes: PROMPT is a prompt's record, RUN a result without its prompts.
 # A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
 _SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
-_PROMPT: dict[str, Any] = {
+PROMPT: dict[str, Any] = {
     "id": str,
     "category": (str, None),
     "prompt_sha256": (str, None),
@@ -58,7 +59,7 @@ _MODEL: dict[str, Any] = {
     **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
     **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
 }
-_RESULT: dict[str, Any] = {
+RUN: dict[str, Any] = {
     "schema": str,
     "environment": {
         "mtpstats": str,
@@ -82,7 +83,10 @@ _RESULT: dict[str, Any] = {
         "chat_template_kwargs?": dict,
         "chat_prompts?": (int, None),
     },
-    "prompts": [_PROMPT],
+}
+_RESULT: dict[str, Any] = {
+    **RUN,
+    "prompts": [PROMPT],
     "total": {
         **_COUNTS,
         "seconds": _SECONDS,
@@ -322,7 +326,7 @@ def check_writable(path: Path) -> None:
             raise InputError(f"{where}: is a directory; name a file to write to")
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"{where}: may not be overwritten: permission denied")
-        if _is_ordinary(path):
+        if is_ordinary(path):
             handle, name = _temporary(Path(os.path.realpath(path)))
             os.close(handle)
             os.unlink(name)
@@ -338,7 +342,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write any file in the same way."""
     try:
-        if _is_ordinary(path):
+        if is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)
         else:
             path.write_bytes(data)
@@ -348,7 +352,7 @@ def write_file(path: Path, data: bytes) -> None:
         ) from None
 
 
-def _is_ordinary(path: Path) -> bool:
+def is_ordinary(path: Path) -> bool:
     """Whether the path is a regular file or nothing yet; a pipe or device is not replaced."""
     return not path.exists() or stat.S_ISREG(path.stat().st_mode)
 
