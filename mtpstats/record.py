@@ -31,7 +31,15 @@ from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, Engine, LlamaEngine
 from mtpstats.speculate import DraftSettings
 from mtpstats.text import printable
-from mtpstats.trace import MAX_DEPTH, Trace, TracedPrompt, TraceWriter, check_new, trace_header
+from mtpstats.trace import (
+    MAX_DEPTH,
+    Trace,
+    TracedPrompt,
+    TraceWriter,
+    begun,
+    check_new,
+    trace_header,
+)
 
 N_MAX = 3
 """Drafts the text is made with; it does not depend on them."""
@@ -119,7 +127,7 @@ def record(
     if not settings.resume:
         check_new(path)
     results.check_writable(path)
-    found = _found(path) if settings.resume else None
+    found = begun(path) if settings.resume else None
     run = replace(settings.run, draft=DraftSettings(N_MAX), n_parallel=1, compat_counts=False)
     if run.sampling.seed < 0:
         drawn = replace(run.sampling, seed=secrets.randbelow(2**32))
@@ -297,18 +305,9 @@ def _earlier(prompts: Sequence[Prompt], found: Trace | None) -> list[int]:
 
 def recorded_seed(path: Path, seed: int) -> int:
     """Return the seed to resume a trace with: for a random one (-1) that of the trace."""
-    found = _found(path) if seed < 0 else None
-    return int(found.header["sampling"]["seed"]) if found is not None else seed
-
-
-def _found(path: Path) -> Trace | None:
-    """Return the trace that is to be resumed; None if it has not even its first line."""
-    try:
-        with open(path, "rb") as file:
-            begun = b"\n" in file.readline(1 << 24)
-    except FileNotFoundError:
-        return None
-    return Trace.load(path) if begun else None
+    found = begun(path) if seed < 0 else None
+    recorded = (found.header.get("sampling") or {}).get("seed") if found is not None else None
+    return seed if recorded is None else int(recorded)
 
 
 def _waiting(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mtpstats import reading
 from mtpstats.appending import AppendFile, Removed, seal, unsealed
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.generation import NEAR_TIE
@@ -169,7 +169,7 @@ class TracedPrompt:
             raise self._wrong(f"n_prompt {self.n_prompt} does not fit {n} tokens")
         if self.stop not in STOPS:
             raise self._wrong(f"stop {printable(repr(self.stop))} is none of {', '.join(STOPS)}")
-        if self.n_ctx < 0:
+        if not 0 <= self.n_ctx < 2**31:
             raise self._wrong(f"n_ctx is {self.n_ctx}")
         if self.tokens.size and self.tokens.min() < 0:
             raise self._wrong("tokens holds a negative id")
@@ -189,6 +189,10 @@ class TracedPrompt:
         guessed = roots[:, None] + 1 + np.arange(self.depth)
         if (known & (guessed >= n)).any():
             raise self._wrong("rank goes on past the end of the text")
+        for name in ("p", "top10", "p_min_p", "off_p", "off_top10", "overlap"):
+            array = getattr(self, name)
+            if ((array < 0) | (array > 1.01)).any():  # a little more than 1 by rounding
+                raise self._wrong(f"{name} holds a number that is no probability")
         if not np.array_equal(self.off_index, np.flatnonzero(known & _off_path(rank))):
             raise self._wrong("off_index is not where rank leaves the greedy path")
 
@@ -243,6 +247,11 @@ def _check_header(header: dict[str, Any], where: str) -> None:
     def whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
         return type(value) is int and low <= value <= high
 
+    def numbers(value: object) -> bool:
+        return isinstance(value, dict) and all(
+            type(number) in (int, float) and abs(number) < 2**64 for number in value.values()
+        )
+
     head = header.get("head")
     kind = head.get("kind") if isinstance(head, dict) else None
     for key, right in (
@@ -250,7 +259,12 @@ def _check_header(header: dict[str, Any], where: str) -> None:
         ("depth", whole(header.get("depth"), 1, MAX_DEPTH)),
         ("every", whole(header.get("every"), 1)),
         ("n_predict", whole(header.get("n_predict"), -1)),
-        ("head", kind in ("single", "chain", "shared") and whole(head["blocks"], 0)),  # type: ignore[index]
+        ("head", kind in ("single", "chain", "shared") and whole(head.get("blocks"), 0)),  # type: ignore[union-attr]
+        ("sampling", numbers(header.get("sampling", {}))),
+        *(
+            (key, isinstance(header.get(key, {}), dict))
+            for key in ("settings", "environment", "model")
+        ),
     ):
         if not right:
             shown = printable(repr(header.get(key)))[:60]
@@ -333,10 +347,11 @@ class Trace:
         """
         where = printable(os.fspath(path))
         try:
-            with open(path, "rb") as file:
+            with reading.open_regular(path) as file:
                 return _Reader(file, where).trace()
-        except OSError as error:
-            raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{where}: cannot be read: {reason}") from None
 
 
 # ---- the file
@@ -350,10 +365,7 @@ class _Reader:
     """Reads a trace file from its start; ``end`` is where its whole records end."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{where}: not a regular file; a trace cannot be read from a pipe")
-        self.file, self.where, self.size = file, where, status.st_size
+        self.file, self.where, self.size = file, where, os.fstat(file.fileno()).st_size
         self.end = 0
 
     def header(self) -> dict[str, Any]:
@@ -363,8 +375,8 @@ class _Reader:
         if _starts_like_a_header(line):
             raise InputError(f"{self.where}: cut off inside its header: nothing was recorded")
         try:
-            header = json.loads(line)
-        except (ValueError, RecursionError):
+            header = reading.loads(line.decode())
+        except ValueError:
             header = None
         if not isinstance(header, dict) or not str(header.get("schema")).startswith("mtpstats."):
             raise InputError(f"{self.where}: not a trace of mtpstats")
@@ -502,7 +514,7 @@ def _unpacked(
         ("n_prompt", (int,)),
         ("stop", (str,)),
         ("n_ctx", (int,)),
-        ("seconds", (int, float)),
+        ("seconds", (float, int)),
         ("facts", (dict,)),
     ):
         if type(record.get(key)) not in kinds:
@@ -528,12 +540,13 @@ def _unpacked(
     p[~on] = rest
     p[on] = arrays["path_p"][on[known]]
     top10 = np.full(rank.shape, np.nan, np.float32)
-    np.divide(p[:, :, 0], arrays["p_min_p"], out=top10, where=on & (arrays["p_min_p"] > 0))
+    with np.errstate(all="ignore"):  # what makes no sense is refused with the rest
+        np.divide(p[:, :, 0], arrays["p_min_p"], out=top10, where=on & (arrays["p_min_p"] > 0))
     overlap = np.full(rank.shape, np.nan, np.float32)
     overlap[known] = arrays["path_overlap"]
     return TracedPrompt(
         id=record["id"],
-        category=record["category"],
+        category=record.get("category"),
         n_prompt=record["n_prompt"],
         stop=record["stop"],
         n_ctx=record["n_ctx"],
@@ -563,6 +576,22 @@ def check_new(path: str | os.PathLike[str]) -> None:
     """Raise ``InputError`` now if a :class:`TraceWriter` would refuse to begin there later."""
     if os.path.lexists(path):
         raise _exists(printable(os.fspath(path)))
+
+
+def begun(path: str | os.PathLike[str]) -> Trace | None:
+    """Return the trace to go on with; None if the file is missing or has not its first line whole.
+
+    Raises ``InputError`` for anything else than a trace.
+    """
+    try:
+        with reading.open_regular(path) as file:
+            start = file.readline(MAX_LINE)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        where = printable(os.fspath(path))
+        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+    return None if not start or _starts_like_a_header(start) else Trace.load(path)
 
 
 class TraceWriter:

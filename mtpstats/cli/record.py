@@ -153,7 +153,7 @@ def _write_costs(done: Recorded, recording: RecordOptions) -> None:
             "--cost-out: this trace was begun with --no-cost; its costs were not measured"
         )
     costs = Costs.from_dict(measured)
-    facts = {key: done.header[key] for key in ("environment", "model", "settings")}
+    facts = {key: done.header.get(key) for key in ("environment", "model", "settings")}
     replace(costs, facts={**facts, **costs.facts}).save(recording.cost_out)
 
 

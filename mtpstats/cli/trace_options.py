@@ -20,7 +20,7 @@ class RecordOptions:
     output: Path = option(
         "-o",
         "--output",
-        type=values.file(),
+        type=values.file(written=True),
         required=True,
         metavar="TRACE",
         help="The trace to write. One that exists is never overwritten.",
@@ -60,7 +60,7 @@ class RecordOptions:
     )
     cost_out: Path | None = option(
         "--cost-out",
-        type=values.file(),
+        type=values.file(written=True),
         default=None,
         metavar="FILE",
         help="Also write the measured costs here, to plan with them on another machine.  "
