@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
+from mtpstats.policy import AdaptiveDepth, Chain, Eagle2, GatedSiblings, Grown, OptTree, Tree
 from mtpstats.price import Priced, Pricer, fastest
 from mtpstats.replay import AnyPolicy, Totals, heads, reach, totals
 from mtpstats.trace import Trace
 from mtpstats.trees import best_trees, improve
 
-__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates"]
+__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates", "grown"]
 
 DEFAULTS: Final = Chain(3)
 """What llama.cpp does with ``--spec-type draft-mtp`` and nothing else."""
@@ -52,6 +52,19 @@ def adaptive(best: Priced, trace: Trace) -> Iterable[AdaptiveDepth]:
         for p_min in sorted({0.0, best.policy.p_min}):
             for up in (1, 2):
                 yield AdaptiveDepth(n_max, p_min=p_min, up=up)
+
+
+def grown(trace: Trace) -> Iterable[Grown]:
+    """Trees grown while they are drafted, as wide as the trace's beams; none without beams."""
+    deepest = reach(trace)
+    widths = sorted({n for n in (1, 2, 4, 8, 16) if n < trace.width} | {trace.width} - {0})
+    depths = sorted({n for n in (2, 4, 8) if n < deepest} | {min(deepest, 8)})
+    for width in widths:
+        for n_nodes in (2, 4, 8, 16, 32):
+            for delta in (0.0, 0.1, 0.3):
+                yield OptTree(n_nodes, deepest, width, delta)
+            for depth in depths if width > 1 and n_nodes > 2 else ():
+                yield Eagle2(n_nodes, depth, width)
 
 
 class Bench:

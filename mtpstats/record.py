@@ -26,12 +26,13 @@ from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.generation import Generation
 from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress
 from mtpstats.prepare import prepare
-from mtpstats.probe import WIDTH, Prober
+from mtpstats.probe import Prober
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, Engine, LlamaEngine
 from mtpstats.speculate import DraftSettings
 from mtpstats.text import printable
-from mtpstats.trace import MAX_DEPTH, Trace, TracedPrompt, TraceWriter, check_new, trace_header
+from mtpstats.trace import MAX_DEPTH, MAX_WIDTH, Trace, TracedPrompt, trace_header
+from mtpstats.tracefile import TraceWriter, check_new
 
 N_MAX = 3
 """Drafts the text is made with; it does not depend on them."""
@@ -42,12 +43,15 @@ MEASURING_ROOM = 512  # tokens of context
 class RecordSettings:
     """What ``record`` does. ``run``: model, context, sampling, ``n_predict``; no drafting options.
 
-    ``depth`` draft steps at each root, at most 16; ``every``: a root at every so many positions.
+    ``depth`` draft steps at each root, at most 16; ``width``: what beams of as many nodes a depth
+    expand there, 0 for nothing off the head's own path and the text's; ``every``: a root at every
+    so many positions.
     ``resume``: go on with a trace that is there. ``costs``: measure what passes and steps cost.
     """
 
     run: BenchSettings
     depth: int = 8
+    width: int = 0
     every: int = 1
     resume: bool = False
     costs: bool = True
@@ -55,6 +59,8 @@ class RecordSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise InputError(f"depth is {self.depth}: 1 to {MAX_DEPTH} can be recorded")
+        if not 0 <= self.width <= MAX_WIDTH:
+            raise InputError(f"width is {self.width}: 0 to {MAX_WIDTH} can be recorded")
         if self.every < 1:
             raise InputError(f"every is {self.every}: it must be at least 1")
 
@@ -137,7 +143,7 @@ def record(
         costs = None
         if settings.costs and found is None:
             costs = _costs(settings, loaded, n_ctx, tokens, tell)
-        prober = Prober(settings.depth, settings.every, max(1, min(WIDTH, (run.n_batch - 1) // 2)))
+        prober = Prober(settings.depth, settings.every, width=settings.width, n_batch=run.n_batch)
         driver = loaded.driver(run.draft, n_ctx, None, prober=prober)
         stack.callback(driver.close)
         runs.check_fit(prompts, tokens, driver.n_ctx)
@@ -329,6 +335,7 @@ def _header(
     """Return the trace's header; ``settings`` are what can change a number in it."""
     return trace_header(
         depth=prober.depth,
+        width=prober.width,
         every=settings.every,
         n_predict=run.n_predict,
         heads=prober.head_kind,

@@ -27,6 +27,8 @@ Examples:
       your model and prompts; then: mtpstats replay run.trace
   mtpstats record -m model.gguf --prompts mine.jsonl -n 256 -ngl 99 -o run.trace --resume
       after an interruption: go on where it ended
+  mtpstats record -m model.gguf --width 4 -o wide.trace
+      for trees that the head's probabilities choose while they are drafted, too
   mtpstats record -m model.gguf --depth 16 --every 4 -o deep.trace
       what the head is like 16 deep, from a quarter of the positions
 """
@@ -56,8 +58,9 @@ def command(
     """Record once what any drafting policy can be replayed from.
 
     The model continues the prompts, and at every position the head drafts as deep as is asked for:
-    along its own choices, and along the text. From the trace mtpstats replay says exactly what
-    any draft would have done. First the time of target passes and head steps is measured.
+    along its own choices, and along the text; with --width, along other choices too. From the
+    trace mtpstats replay says exactly what any draft would have done. First the time of target
+    passes and head steps is measured.
     """
     _check_output(recording)
 
@@ -78,6 +81,7 @@ def command(
     settings = records.RecordSettings(
         inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
         depth=recording.depth,
+        width=recording.width,
         every=recording.every,
         resume=recording.resume,
         costs=not recording.no_cost,

@@ -16,7 +16,8 @@ from mtpstats.errors import InputError
 from mtpstats.record import Recorded, RecordSettings, recorded_seed
 from mtpstats.report.record import render
 from mtpstats.run import BenchSettings, builtin_model
-from mtpstats.trace import Trace, TraceWriter, trace_header
+from mtpstats.trace import Trace, trace_header
+from mtpstats.tracefile import TraceWriter
 
 Calls = list[tuple[RecordSettings, list[Any], Path]]
 
