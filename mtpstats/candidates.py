@@ -15,7 +15,7 @@ from mtpstats.replay import AnyPolicy, Totals, heads, reach, totals
 from mtpstats.trace import Trace
 from mtpstats.trees import best_trees, improve
 
-__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates", "grown"]
+__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates"]
 
 DEFAULTS: Final = Chain(3)
 """What llama.cpp does with ``--spec-type draft-mtp`` and nothing else."""
@@ -57,14 +57,24 @@ def adaptive(best: Priced, trace: Trace) -> Iterable[AdaptiveDepth]:
 def grown(trace: Trace) -> Iterable[Grown]:
     """Trees grown while they are drafted, as wide as the trace's beams; none without beams."""
     deepest = reach(trace)
-    widths = sorted({n for n in (1, 2, 4, 8, 16) if n < trace.width} | {trace.width} - {0})
-    depths = sorted({n for n in (2, 4, 8) if n < deepest} | {min(deepest, 8)})
-    for width in widths:
-        for n_nodes in (2, 4, 8, 16, 32):
-            for delta in (0.0, 0.1, 0.3):
-                yield OptTree(n_nodes, deepest, width, delta)
-            for depth in depths if width > 1 and n_nodes > 2 else ():
-                yield Eagle2(n_nodes, depth, width)
+    for width in sorted({n for n in (1, 2, 4, 8, 16) if n < trace.width} | {trace.width} - {0}):
+        for n_nodes in (4, 8, 16):
+            yield OptTree(n_nodes, deepest, width, 0.1)
+            if width > 1:
+                yield Eagle2(n_nodes, min(4, deepest), width)
+
+
+def around(best: Grown, deepest: int) -> Iterable[Grown]:
+    """Others like a grown tree: smaller and larger, more and less eager to go deeper."""
+    for n_nodes in (best.n_nodes // 2, best.n_nodes * 3 // 2, best.n_nodes * 2):
+        yield replace(best, n_nodes=n_nodes)
+    if isinstance(best, OptTree):
+        for delta in (0.0, 0.05, 0.2, 0.4):
+            yield replace(best, delta=delta)
+    else:
+        for depth in (2, 3, 6, 8):
+            if depth <= deepest and depth != best.depth:
+                yield replace(best, depth=depth)
 
 
 class Bench:
@@ -84,6 +94,16 @@ class Bench:
     def priced(self, policies: Iterable[AnyPolicy]) -> list[Priced]:
         """Replay and price."""
         return self._pricer.price((policy, self._totals(policy)) for policy in policies)
+
+    def grown(self) -> list[Priced]:
+        """Trees grown while they are drafted: a few of each kind, and more around the fastest."""
+        found = self.priced(grown(self._trace))
+        for kind in (OptTree, Eagle2):
+            best = fastest(p for p in found if isinstance(p.policy, kind))
+            if best is not None:
+                assert isinstance(best.policy, Grown)
+                found += self.priced(around(best.policy, reach(self._trace)))
+        return found
 
     def trees(self, budget: int) -> list[Priced]:
         """The best tree of each budget; the fastest one improved for the starts of a run."""

@@ -140,7 +140,7 @@ def make(trace: Trace, costs: Costs, *, seed: int = 0, budget: int = BUDGET) -> 
     found = [none, *chains, *bench.priced(candidates.gates(by_speed[:3]))]
     if bench.starts == "policy":
         found += bench.priced(candidates.adaptive(by_speed[0], trace))
-    found += bench.priced(candidates.grown(trace))
+    found += bench.grown()
     found += bench.trees(budget)
     found = [replace(p, speedup=p.over(none)) for p in found]
 

@@ -289,7 +289,8 @@ def label(policy: AnyPolicy) -> str:
     if isinstance(policy, Tree):
         return f"tree of {len(policy)} node{'' if len(policy) == 1 else 's'}"
     if isinstance(policy, OptTree | Eagle2):
-        return f"{kind} of {policy.n_nodes}, width {policy.width}"
+        deep = f", {policy.depth} deep" if isinstance(policy, Eagle2) else ""
+        return f"{kind} {policy.n_nodes}, {policy.width} wide{deep}"
     if isinstance(policy, AdaptiveDepth):
         return f"adaptive {policy.low}-{policy.n_max}, p_min {policy.p_min:g}"
     if isinstance(policy, Chain | GatedSiblings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_replay
+from handmade import costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import P, by_chance, prompt, trace
 from test_replay import check, simulated
 
+from mtpstats import plan as plans
 from mtpstats._beams import Beams
+from mtpstats.cost import Curve, Point
 from mtpstats.errors import InputError
-from mtpstats.policy import Eagle2, OptTree, Policy, Tree
+from mtpstats.policy import Eagle2, OptTree, Policy, Tree, parse_policy
+from mtpstats.price import Pricer, flags_of, kind_of, label
 from mtpstats.replay import replay, totals
+from mtpstats.report import plan as plan_text
+from mtpstats.report import planned
 from mtpstats.trace import Trace, TracedPrompt, trace_header
 from mtpstats.tracefile import TraceWriter
 
@@ -375,3 +382,81 @@ def test_the_documented_reader_finds_the_paths(tmp_path: Path) -> None:
         for path_, p in theirs.items():
             assert [q for q in mine[path_].tolist() if q == q] == p
     assert Counter(len(path) for one in expected for path in one)[0] == len(original.roots)
+
+
+# ---- the plan
+
+
+def test_a_price_counts_rows_and_the_widths_of_steps() -> None:
+    recorded_ = trace(hand([[2, 1], [3, 1], [0], [1, 0], [1]]), width=2)
+    of = replace(
+        costs({1: 10, 4: 16}, draft=2, follow={1: 1, 4: 2}, other_token=0.25),
+        draft=Curve({1: Point.of([2]), 2: Point.of([5])}),
+    )
+    policy = OptTree(3, 2, 2)  # two verifications of 3 nodes, each with steps of 1 and 2 rows
+    (priced,) = Pricer(of, 1).price([(policy, totals(recorded_, policy))])
+    assert {part: seconds[0] for part, seconds in priced.parts.items()} == {
+        "verify": 32, "follow": 4, "draft": 14, "other": 5 * 0.25,
+    }  # fmt: skip
+    assert (priced.kind, priced.nodes, priced.steps) == ("opttree", 3, 2)
+    assert not priced.extrapolated
+    (priced,) = Pricer(costs({1: 10, 2: 16}, draft=2), 1).price(
+        [(policy, totals(recorded_, policy))]
+    )
+    assert priced.extrapolated
+
+
+def test_a_plan_ranks_them_with_the_others(tmp_path: Path) -> None:
+    # The second choice is right, then its first, and the head is sure of neither root nor node:
+    # no chain accepts anything, a grown tree of (1), (2), (2, 1) all.
+    texts = [hand([[2, 1]] * 29 + [[2]], stop="eog", id=name) for name in "ab"]
+    wide = trace(*texts, width=2)
+    made_ = plans.make(wide, costs({1: 10, 33: 11}, draft=0.1))
+    by_policy = {priced.policy: priced for priced in made_.policies}
+    assert {kind_of(policy) for policy in by_policy} >= {"chain", "tree", "opttree", "eagle2"}
+    best = made_.best("opttree")
+    assert best is not None
+    assert best.length == 3
+    assert best.in_sample is None  # few settings, scored as chains are
+    assert made_.wide in (best, made_.best("eagle2"), made_.best("tree"))
+    assert OptTree(4, 2, 2, 0.1) in by_policy
+    assert not [p for p in by_policy if getattr(p, "width", 0) > 2]
+    shown = plan_text.render(made_)
+    assert "width 2" in shown
+    assert re.search(r"^opttree \d+, 2 wide \* ", shown, re.MULTILINE)
+    assert re.search(r"^eagle2 \d+, 2 wide, 2 deep \* ", shown, re.MULTILINE)
+    assert max(map(len, shown.splitlines())) <= 80
+    record = plans.to_dict(made_)
+    assert record["trace"]["width"] == 2
+    entries = [one for one in record["policies"] if one["kind"] == "opttree"]
+    assert {"n_nodes": 4, "policy": "opttree:n_nodes=4,depth=2,width=2,delta=0.1"}.items() <= (
+        next(one for one in entries if one["policy"].endswith("=4,depth=2,width=2,delta=0.1"))
+    ).items()
+    assert parse_policy(entries[0]["policy"]) in by_policy
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(record))
+    families = {one.name: one.points for one in planned.chart(path).series}
+    assert len(families["opttree, predicted"]) > 2
+    for point in families["opttree, predicted"]:
+        of_size = [one for one in entries if one["n_nodes"] == point.x]
+        assert point.y == max(one["tokens_per_second"]["value"] for one in of_size)
+    assert "eagle2, predicted" in families
+
+
+def test_a_plan_without_a_width_has_none() -> None:
+    made_ = plans.make(trace(by_chance(1)), costs({1: 10, 2: 11}, draft=1))
+    assert made_.best("opttree") is None
+    assert made_.best("eagle2") is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "words"),
+    [
+        (OptTree(16, 8, 4, 0.1), "opttree", "opttree 16, 4 wide"),
+        (Eagle2(60, 6, 10), "eagle2", "eagle2 60, 10 wide, 6 deep"),
+    ],
+)
+def test_names(policy: Any, kind: str, words: str) -> None:
+    assert (kind_of(policy), label(policy)) == (kind, words)
+    with pytest.raises(InputError, match="runs chains only"):
+        flags_of(policy)
