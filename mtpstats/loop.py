@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpstats import result as results
@@ -53,6 +54,32 @@ class Driver(Protocol):
         """Free what it holds."""
 
 
+class Keeper(Protocol):
+    """Where finished prompts are safe while the run goes on: :class:`mtpstats.journal.Journal`."""
+
+    def begin(
+        self, result: dict[str, Any], prompts: Sequence[Prompt]
+    ) -> Mapping[int, dict[str, Any]]:
+        """Take what is about to run; return the records, by prompt, that it holds of it already.
+
+        ``result`` is complete but for its prompts, ``prompts`` have the text that the model reads.
+        Raises ``InputError`` if what it holds is of another run.
+        """
+
+    def append(self, index: int, record: dict[str, Any]) -> None:
+        """Keep the record of a finished prompt, whole when this returns.
+
+        Raises ``MtpStatsError``, which ends the run, when it cannot be kept.
+        """
+
+
+def expected_tokens(n_predict: int, n_done: int, made: int) -> float | None:
+    """Return how long a text will be, from those that are done; None where nobody knows."""
+    if n_done:
+        return made / n_done
+    return float(n_predict) if n_predict >= 0 else None
+
+
 class _Side:
     """One driver's way through the prompts: how many texts and tokens it made.
 
@@ -70,8 +97,9 @@ class _Side:
 class Loop:
     """The state of a run: ``drafting`` and ``plain``, the baseline's driver, go on in turns.
 
-    ``on_stats`` hears the statistics of the run so far, ``on_text`` the text by prompt as it is
-    made and ``b""`` at the end of each.
+    ``on_record`` receives each prompt's index and record once all drivers have finished it, before
+    another prompt takes its place; what it raises ends the run. ``on_stats`` hears the statistics
+    of the run so far, ``on_text`` the text by prompt as it is made and ``b""`` at the end of each.
     """
 
     def __init__(
@@ -80,9 +108,10 @@ class Loop:
         prompts: Sequence[Prompt],
         tokens: Sequence[Sequence[int]],
         *,
-        on_stats: Callable[[Snapshot], None] | None,
-        on_text: Callable[[Prompt, bytes], None] | None,
-        on_progress: Callable[[Progress], None] | None,
+        on_record: Callable[[int, dict[str, Any]], None] | None = None,
+        on_stats: Callable[[Snapshot], None] | None = None,
+        on_text: Callable[[Prompt, bytes], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.collector = Collector(
             settings.draft.n_max,
@@ -91,9 +120,12 @@ class Loop:
             sink=self._on_snapshot,
         )
         self._settings, self._prompts, self._tokens = settings, prompts, tokens
-        self._on_stats, self._on_text, self._on_progress = on_stats, on_text, on_progress
+        self._on_record, self._on_stats = on_record, on_stats
+        self._on_text, self._on_progress = on_text, on_progress
         self._sides: list[_Side] = []
         self._records: dict[int, dict[str, Any]] = {}
+        self._waiting: list[int] = []  # the prompts that run, by the number that drivers know
+        self._made_before = 0
         self._finished = Snapshot()
         self._warm = False
 
@@ -102,20 +134,33 @@ class Loop:
         """What every finished prompt left, in the order of the prompts."""
         return [self._records[number] for number in sorted(self._records)]
 
-    def run(self, drafting: Driver, plain: Driver | None) -> None:
-        """Run every prompt through both drivers.
+    def run(
+        self,
+        drafting: Driver,
+        plain: Driver | None,
+        *,
+        done: Mapping[int, dict[str, Any]] | None = None,
+        until: float | None = None,
+    ) -> None:
+        """Run every prompt that is not ``done`` through both drivers.
 
         Whoever is behind in tokens goes on, so that a machine that slows down slows both; a turn
-        ends between two rounds, whose time alone counts.
+        ends between two rounds, whose time alone counts. ``done`` are records of an earlier run of
+        the same prompts. At ``until``, of ``time.monotonic()``, the run ends after the round it is
+        in, and prompts that are not finished leave no record.
         """
         self._sides = [_Side(driver) for driver in (drafting, plain) if driver is not None]
+        self._take(done or {})
+        if not self._waiting or is_over(until):
+            return
         self._warm_up()
         self._tell()
+        tokens = [self._tokens[index] for index in self._waiting]
         with ExitStack() as stack:
             going = []
             for side in self._sides:
                 rounds = side.driver.rounds(
-                    self._tokens,
+                    tokens,
                     self._settings.n_predict,
                     on_text=self._heard if side is self._sides[0] and self._on_text else None,
                     on_done=self._receiver(side),
@@ -129,10 +174,22 @@ class Loop:
                 for made in rounds:
                     side.made += made
                     self._tell()
+                    if is_over(until):
+                        return
                     if goal is not None and side.made >= goal:
                         break
                 else:
                     going.remove((side, rounds))
+
+    def _take(self, done: Mapping[int, dict[str, Any]]) -> None:
+        """Take over the records of an earlier run."""
+        self._records.update(done)
+        self._waiting = [i for i in range(len(self._prompts)) if i not in done]
+        for record in done.values():
+            for part in (record, record["baseline"])[: len(self._sides)]:
+                self._made_before += part["tokens"]
+            if record["positions"] is not None:
+                self._finished += Snapshot.from_dict(record["positions"])
 
     def _warm_up(self) -> None:
         """Touch weights and buffers, so that the first prompt is not the slow one."""
@@ -147,25 +204,27 @@ class Loop:
         """Return what takes a driver's finished texts and makes a record when all have it."""
 
         def received(number: int, generation: Generation) -> None:
-            side.waiting[number] = generation
+            index = self._waiting[number]
+            side.waiting[index] = generation
             side.n_done += 1
             side.made_in_done += len(generation.tokens)
             if side is self._sides[0]:
                 if generation.snapshot is not None:
                     self._finished += generation.snapshot
                 if self._on_text is not None:
-                    self._on_text(self._prompts[number], b"")
-            if all(number in one.waiting for one in self._sides):
-                drafted, *plain = (one.waiting.pop(number) for one in self._sides)
-                self._records[number] = _record(
-                    self._prompts[number], len(self._tokens[number]), drafted, *plain
-                )
+                    self._on_text(self._prompts[index], b"")
+            if all(index in one.waiting for one in self._sides):
+                drafted, *plain = (one.waiting.pop(index) for one in self._sides)
+                record = _record(self._prompts[index], len(self._tokens[index]), drafted, *plain)
+                self._records[index] = record
+                if self._on_record is not None:
+                    self._on_record(index, record)
 
         return received
 
     def _heard(self, number: int, piece: bytes) -> None:
         if self._on_text is not None:
-            self._on_text(self._prompts[number], piece)
+            self._on_text(self._prompts[self._waiting[number]], piece)
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         if self._on_stats is not None and self._warm:
@@ -175,15 +234,22 @@ class Loop:
         """Say how far the run is, in tokens of all drivers."""
         if self._on_progress is None:
             return
-        done = float(sum(side.made for side in self._sides))
+        done = float(self._made_before + sum(side.made for side in self._sides))
+        n_before = (len(self._prompts) - len(self._waiting)) * len(self._sides)
+        n_done = n_before + sum(side.n_done for side in self._sides)
+        made = self._made_before + sum(side.made_in_done for side in self._sides)
         total = None
-        if self._settings.n_predict >= 0:
-            left = sum(len(self._prompts) - side.n_done for side in self._sides)
-            total = float(sum(side.made_in_done for side in self._sides))
-            total += left * self._settings.n_predict
-            done = min(done, total)
+        each = expected_tokens(self._settings.n_predict, n_done, made)
+        if each is not None:
+            left = len(self._prompts) * len(self._sides) - n_done
+            total = max(made + left * each, done)
         number = min(len(self._records) + 1, len(self._prompts))
         self._on_progress(Progress(f"prompt {number}/{len(self._prompts)}", done, total, "tokens"))
+
+
+def is_over(until: float | None) -> bool:
+    """Whether this moment of ``time.monotonic()`` has come; None never does."""
+    return until is not None and monotonic() >= until
 
 
 def _record(

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mtpstats import reading
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
@@ -39,6 +40,7 @@ MAX_DEPTH: Final = 16
 MAX_NODES: Final = 1023
 MAX_WIDTH: Final = 16
 RANKS: Final = 8
+MAX_BYTES: Final = 1 << 20  # of a file of choices
 
 
 def _check_chain(n_max: int, p_min: float, n_min: int) -> None:
@@ -397,13 +399,12 @@ def _tree(text: str) -> Tree:
     shown = f"policy 'tree:{printable(text)[:80]}'"
     if not text.lstrip().startswith("["):
         try:
-            text = FilePath(text).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{shown}: the file cannot be read: {reason}") from None
+            text = reading.read(FilePath(text), MAX_BYTES)
+        except InputError as error:
+            raise InputError(f"policy 'tree:FILE': {error}") from None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = reading.loads(text)
+    except ValueError as error:
         raise InputError(f"{shown}: not JSON: {printable(str(error))}") from None
     if isinstance(found, dict):
         found = found.get("choices")

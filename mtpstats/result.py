@@ -22,22 +22,28 @@ from pathlib import Path
 from typing import Any
 
 import mtpstats
+from mtpstats import reading
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
 
 SCHEMA = "mtpstats.result/1"
+MAX_BYTES = 1 << 30
+"""Of a result, plan, cost or validation file: some 100,000 prompts."""
 SECONDS = ("prompt", "target", "head", "other")
+MAX_NUMBER = 1e100
+"""No time, speed or share is larger, and what is made of such numbers is still finite."""
 COUNTS = ("n_prompt", "tokens", "verifications", "drafted", "accepted", "near_ties")
 
 
-class _Signed(int):
+class Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
+# What check() takes: PROMPT is a prompt's record, RUN a result without its prompts.
 # A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
 _SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
-_PROMPT: dict[str, Any] = {
+PROMPT: dict[str, Any] = {
     "id": str,
     "category": (str, None),
     "prompt_sha256": (str, None),
@@ -53,7 +59,7 @@ _MODEL: dict[str, Any] = {
     **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
     **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
 }
-_RESULT: dict[str, Any] = {
+RUN: dict[str, Any] = {
     "schema": str,
     "environment": {
         "mtpstats": str,
@@ -61,10 +67,11 @@ _RESULT: dict[str, Any] = {
         "library": (dict, None),
         "devices": list,
         "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
+        "merged?": [{"time": (str, None)}],
     },
     "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
-        "n_predict": (_Signed, None),
+        "n_predict": (Signed, None),
         "temp_source": (str, None),
         **dict.fromkeys(("temp", "top_p", "min_p", "p_min"), (float, None)),
         **dict.fromkeys(
@@ -72,8 +79,14 @@ _RESULT: dict[str, Any] = {
             (int, None),
         ),
         "n_parallel?": int,
+        "chat_template?": (str, None),
+        "chat_template_kwargs?": dict,
+        "chat_prompts?": (int, None),
     },
-    "prompts": [_PROMPT],
+}
+_RESULT: dict[str, Any] = {
+    **RUN,
+    "prompts": [PROMPT],
     "total": {
         **_COUNTS,
         "seconds": _SECONDS,
@@ -217,26 +230,24 @@ def read(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path, what: str) -> Any:
     """Return what a JSON file holds; ``InputError`` says that it is not a ``what``, and why."""
-    where = printable(str(path))
+    other = f"{reading.shown(path)}: not a {what}"
+    text = reading.decoded(reading.content(path, MAX_BYTES), other)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{where}: not a {what}: not UTF-8") from None
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not a {what}: {printable(str(error))}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        return reading.loads(text)
+    except ValueError as error:
+        raise InputError(f"{other}: {printable(str(error))}") from None
 
 
 def validate(result: Any, where: str) -> None:
     """Raise ``InputError`` unless ``result`` has the schema and every key the right type."""
     check_record(result, where, "result of mtpstats", SCHEMA, _RESULT)
+    for key, counts in (
+        *((f"prompts[{i}]", prompt) for i, prompt in enumerate(result["prompts"])),
+        ("total", result["total"]),
+    ):
+        drafted, accepted = counts["drafted"], counts["accepted"]
+        if drafted is not None and accepted is not None and accepted > drafted:
+            raise InputError(f"{where}: {key}: {accepted} of {drafted} drafted tokens accepted")
 
 
 def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str, Any]) -> None:
@@ -252,28 +263,26 @@ def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str
             f"{where}: schema {printable(repr(record['schema']))} is unknown; "
             f"this version reads {schema}"
         )
-    _check(record, spec, where, "")
+    check(record, spec, where, "")
 
 
-def _check(value: Any, spec: Any, where: str, key: str) -> None:
-    """Check one value: ``spec`` is a type, a dict of keys, [of items] or (alternatives)."""
+def check(value: Any, spec: Any, where: str, key: str) -> None:
+    """Check one value: ``spec`` is as for :func:`check_record`, ``key`` where the value stands."""
     if isinstance(spec, tuple):
         if value is not None:
-            _check(value, spec[0], where, key)
+            check(value, spec[0], where, key)
     elif isinstance(spec, dict):
-        _check(value, dict, where, key)
+        check(value, dict, where, key)
         for named, inner in spec.items():
             name = named.removesuffix("?")
-            path = f"{key}.{name}" if key else name
-            if name not in value:
-                if name != named:
-                    continue
-                raise InputError(f"{where}: {path} is missing")
-            _check(value[name], inner, where, path)
+            if name in value:
+                check(value[name], inner, where, f"{key}.{name}" if key else name)
+            elif name == named:
+                raise InputError(f"{where}: {f'{key}.{name}' if key else name} is missing")
     elif isinstance(spec, list):
-        _check(value, list, where, key)
+        check(value, list, where, key)
         for i, item in enumerate(value):
-            _check(item, spec[0], where, f"{key}[{i}]")
+            check(item, spec[0], where, f"{key}[{i}]")
     elif not _is_a(value, spec):
         raise InputError(f"{where}: {key} is {described(value)}, expected {_NAMES[spec]}")
 
@@ -281,8 +290,8 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
 _NAMES = {
     str: "a string",
     int: "a count",
-    _Signed: "an integer",
-    float: "a number",
+    Signed: "an integer",
+    float: "a number from 0 to 1e100",
     bool: "true or false",
     dict: "an object",
     list: "a list",
@@ -293,10 +302,10 @@ def _is_a(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, (int, float)) and 0 <= value <= MAX_NUMBER
     if kind is int:
         return isinstance(value, int) and 0 <= value < 2**64
-    return isinstance(value, int if kind is _Signed else kind)
+    return isinstance(value, int if kind is Signed else kind)
 
 
 def described(value: Any) -> str:
@@ -317,7 +326,7 @@ def check_writable(path: Path) -> None:
             raise InputError(f"{where}: is a directory; name a file to write to")
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"{where}: may not be overwritten: permission denied")
-        if _is_ordinary(path):
+        if is_ordinary(path):
             handle, name = _temporary(Path(os.path.realpath(path)))
             os.close(handle)
             os.unlink(name)
@@ -333,7 +342,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write any file in the same way."""
     try:
-        if _is_ordinary(path):
+        if is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)
         else:
             path.write_bytes(data)
@@ -343,7 +352,7 @@ def write_file(path: Path, data: bytes) -> None:
         ) from None
 
 
-def _is_ordinary(path: Path) -> bool:
+def is_ordinary(path: Path) -> bool:
     """Whether the path is a regular file or nothing yet; a pipe or device is not replaced."""
     return not path.exists() or stat.S_ISREG(path.stat().st_mode)
 

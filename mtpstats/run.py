@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mtpstats import describe
@@ -19,7 +20,7 @@ from mtpstats import result as results
 from mtpstats.chat import ChatTemplate
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.llama.placement import Placement
-from mtpstats.loop import Driver, Loop, Progress
+from mtpstats.loop import Driver, Keeper, Loop, Progress
 from mtpstats.prepare import Selection, prepare
 from mtpstats.prompts import Prompt
 from mtpstats.speculate import DraftSettings, Sampling, Speculator
@@ -35,6 +36,7 @@ __all__ = [
     "BenchStopped",
     "Driver",
     "Engine",
+    "Keeper",
     "LlamaEngine",
     "Progress",
     "bench",
@@ -98,6 +100,10 @@ class BenchStopped(MtpStatsError):
         super().__init__(f"{cause or 'interrupted'}: {done} of {planned} prompts were finished")
         self.result = result
         self.exit_code = cause.exit_code if cause is not None else Interrupted.exit_code
+
+    def add(self, said: str) -> None:
+        """Say more at the end of the message."""
+        self.args = (f"{self}{said}",)
 
 
 class Engine(Protocol):
@@ -269,6 +275,8 @@ def bench(
     settings: BenchSettings,
     prompts: Sequence[Prompt],
     *,
+    keeper: Keeper | None = None,
+    time_limit: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_stats: Callable[[Snapshot], None] | None = None,
     on_text: Callable[[Prompt, bytes], None] | None = None,
@@ -279,13 +287,17 @@ def bench(
 ) -> dict[str, Any]:
     """Run every prompt, ``n_parallel`` at a time, and return the result (DESIGN section 6).
 
-    ``on_stats`` hears the statistics of the run so far every ``settings.stats_every``
-    verifications, ``on_text`` the text as it is made and ``b""`` at the end of a prompt's,
-    ``on_abort`` why llama.cpp is about to abort the process and the result of what was finished,
-    None if nothing was begun; it may be called on any thread. Raises ``InputError`` for prompts
-    that do not fit, before anything is generated, and :class:`BenchStopped`, which carries the
-    finished prompts, when the user or an error stops the run.
+    ``keeper`` says which prompts are finished already, and receives every other one as soon as it
+    is. ``time_limit`` seconds after the call, loading included, no round of verifications begins
+    any more: the result holds the prompts that were finished. ``on_stats`` hears the statistics of
+    the run so far every ``settings.stats_every`` verifications, ``on_text`` the text as it is made
+    and ``b""`` at the end of a prompt's, ``on_abort`` why llama.cpp is about to abort the process
+    and the result of what was finished, None if nothing was begun; it may be called on any thread.
+    Raises ``InputError`` for prompts that do not fit, before anything is generated, and
+    :class:`BenchStopped`, which carries the finished prompts, when the user or an error stops the
+    run.
     """
+    until = None if time_limit is None else monotonic() + time_limit
     if not prompts:
         raise InputError("no prompt to run")
     if settings.sampling.seed < 0:
@@ -306,7 +318,7 @@ def bench(
         prompts, tokens = prepared.prompts, prepared.tokens
         n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
         loop = Loop(
-            settings, prompts, tokens,
+            settings, prompts, tokens, on_record=keeper.append if keeper is not None else None,
             on_stats=on_stats, on_text=on_text, on_progress=on_progress,
         )  # fmt: skip
         drafting = loaded.driver(settings.draft, n_ctx, loop.collector)
@@ -326,12 +338,13 @@ def bench(
             },
             (),
         )
+        if settings.hash_model:
+            hash_files(result["model"], loaded, tell)
+        done = keeper.begin(result, prompts) if keeper is not None else None
         so_far.append(lambda: results.with_prompts(result, loop.records))
         try:
             tell(Progress("warming up"))
-            loop.run(drafting, plain)
-            if settings.hash_model:
-                hash_files(result["model"], loaded, tell)
+            loop.run(drafting, plain, done=done, until=until)
         except (KeyboardInterrupt, MtpStatsError) as stop:
             cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
             raise BenchStopped(so_far[0](), cause) from stop

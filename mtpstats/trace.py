@@ -181,7 +181,7 @@ class TracedPrompt:
             raise self._wrong(f"n_prompt {self.n_prompt} does not fit {n} tokens")
         if self.stop not in STOPS:
             raise self._wrong(f"stop {printable(repr(self.stop))} is none of {', '.join(STOPS)}")
-        if self.n_ctx < 0:
+        if not 0 <= self.n_ctx < 2**31:
             raise self._wrong(f"n_ctx is {self.n_ctx}")
         if self.tokens.size and self.tokens.min() < 0:
             raise self._wrong("tokens holds a negative id")
@@ -201,6 +201,10 @@ class TracedPrompt:
         guessed = roots[:, None] + 1 + np.arange(self.depth)
         if (known & (guessed >= n)).any():
             raise self._wrong("rank goes on past the end of the text")
+        for name in ("p", "top10", "p_min_p", "off_p", "off_top10", "overlap"):
+            array = getattr(self, name)
+            if ((array < 0) | (array > 1.01)).any():  # a little more than 1 by rounding
+                raise self._wrong(f"{name} holds a number that is no probability")
         if not np.array_equal(self.off_index, np.flatnonzero(known & off_path(rank))):
             raise self._wrong("off_index is not where rank leaves the greedy path")
         if not 0 <= self.width <= MAX_WIDTH:
@@ -272,6 +276,11 @@ def check_header(header: dict[str, Any], where: str) -> None:
     def whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
         return type(value) is int and low <= value <= high
 
+    def numbers(value: object) -> bool:
+        return isinstance(value, dict) and all(
+            type(number) in (int, float) and abs(number) < 2**64 for number in value.values()
+        )
+
     head, width = header.get("head"), header.get("width", 0)
     kind = head.get("kind") if isinstance(head, dict) else None
     for key, right in (
@@ -280,7 +289,12 @@ def check_header(header: dict[str, Any], where: str) -> None:
         ("depth", whole(header.get("depth"), 1, MAX_DEPTH)),
         ("every", whole(header.get("every"), 1)),
         ("n_predict", whole(header.get("n_predict"), -1)),
-        ("head", kind in ("single", "chain", "shared") and whole(head["blocks"], 0)),  # type: ignore[index]
+        ("head", kind in ("single", "chain", "shared") and whole(head.get("blocks"), 0)),  # type: ignore[union-attr]
+        ("sampling", numbers(header.get("sampling", {}))),
+        *(
+            (key, isinstance(header.get(key, {}), dict))
+            for key in ("settings", "environment", "model")
+        ),
     ):
         if not right:
             shown = printable(repr(header.get(key)))[:60]

@@ -541,7 +541,7 @@ class CostOptions:
     )
     save_cost: Path | None = _option(
         "--save-cost",
-        type=values.file(),
+        type=values.file(written=True),
         metavar="FILE",
         help="Write the costs that were used here, to be read by --cost.  [default: nowhere]",
     )
@@ -595,7 +595,7 @@ class OutputOptions:
     output: Path | None = _option(
         "-o",
         "--output",
-        type=values.file(),
+        type=values.file(written=True),
         metavar="FILE",
         help="Write the result here as JSON, whole or not at all.",
     )
@@ -650,13 +650,13 @@ class ReportForm:
     json: bool = _option("--json", is_flag=True, help="Print every figure as JSON.")
     html: Path | None = _option(
         "--html",
-        type=values.file(),
+        type=values.file(written=True),
         metavar="FILE",
         help="Write one self-contained page with figures.  [default: none]",
     )
     plot: Path | None = _option(
         "--plot",
-        type=values.file(),
+        type=values.file(written=True),
         metavar="FILE",
         help="Write the figures as a picture, .svg or .png (which needs matplotlib).  "
         "[default: none]",

@@ -20,15 +20,10 @@ class RecordOptions:
     output: Path = option(
         "-o",
         "--output",
-        type=values.file(),
+        type=values.file(written=True),
         required=True,
         metavar="TRACE",
         help="The trace to write. One that exists is never overwritten.",
-    )
-    resume: bool = option(
-        "--resume",
-        is_flag=True,
-        help="Go on with a trace that is there: prompts in it are not recorded again.",
     )
     n_predict: int = option(
         "-n",
@@ -75,7 +70,7 @@ class RecordOptions:
     )
     cost_out: Path | None = option(
         "--cost-out",
-        type=values.file(),
+        type=values.file(written=True),
         default=None,
         metavar="FILE",
         help="Also write the measured costs here, to plan with them on another machine.  "

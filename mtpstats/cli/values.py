@@ -108,18 +108,32 @@ def servers(value: str) -> tuple[str, ...]:
     return servers
 
 
-class _File(click.Path):
+def duration(value: str | float) -> float:
+    """Read a time: seconds, or a number with its unit."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([smh]?)", str(value))
+    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{value!r} is no time such as 90s, 45m or 2h.")
+    return seconds
+
+
+class File(click.Path):
     """A path. An empty one, of a variable that was not set, would be the current directory."""
 
+    def __init__(self, written: bool) -> None:
+        super().__init__(path_type=Path)
+        self.written = written
+
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Refuse an empty name; else as it stands."""
         if value == "":
             self.fail("the file name is empty.", param, ctx)
         return super().convert(value, param, ctx)
 
 
-def file(**kinds: bool) -> click.Path:
-    """Return what reads a path; ``kinds`` as ``click.Path`` takes them."""
-    return _File(path_type=Path, **kinds)
+def file(written: bool = False) -> File:
+    """Return what reads a path, of a file that is ``written`` or else read."""
+    return File(written)
 
 
 def share(value: str) -> float:

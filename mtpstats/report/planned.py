@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mtpstats import result as results
+from mtpstats.errors import InputError
 from mtpstats.intervals import Interval
 from mtpstats.report.figures import Chart, speed
 from mtpstats.summary import Estimate
@@ -61,6 +62,8 @@ def chart(plan_path: Path, validation_path: Path | None = None) -> Chart:
         for name, points in families.items()
         if len(points) > 1
     ]
+    if not predicted and not measured:
+        raise InputError(f"{printable(str(plan_path))}: no chains and no trees in it to draw")
     return speed(predicted, measured, x_label="depth of a chain, nodes of a tree; 0: no drafting")
 
 

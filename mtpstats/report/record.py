@@ -37,7 +37,7 @@ def render(done: Recorded) -> str:
 def _costs(costs: Costs) -> list[str]:
     rows = [n for n in ROWS if n <= costs.verify.last]
     lines = [
-        f"milliseconds, medians after {costs.n_past:,} tokens",
+        f"milliseconds, medians after {costs.n_past or 0:,} tokens",
         "rows             " + "".join(f"{n:>8}" for n in rows),
     ]
     for title, curve in (
