@@ -77,8 +77,8 @@ def loads(text: str) -> Any:
 
     Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
     """
+    finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
     try:
-        finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
         return json.loads(text, parse_constant=_no_number, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
