@@ -257,6 +257,7 @@ def _record(
     """Return one entry of the result's ``prompts``."""
     return {
         "id": prompt.id,
+        **({} if prompt.index is None else {"index": prompt.index}),
         "category": prompt.category,
         "prompt_sha256": hashlib.sha256(prompt.text.encode()).hexdigest(),
         "n_prompt": n_prompt,

@@ -133,7 +133,7 @@ def record(
         # A run's last verification may draft as deep as is recorded, and adds one more.
         beyond = settings.depth + 2 if run.n_predict >= 0 else 0
         longer = replace(run, n_predict=run.n_predict + beyond)
-        n_ctx = runs.context_size(longer, loaded.n_ctx_train, tokens)
+        n_ctx = runs.context_size(longer, loaded.n_ctx_train, prepared.longest)
         costs = None
         if settings.costs and found is None:
             costs = _costs(settings, loaded, n_ctx, tokens, tell)
@@ -250,6 +250,7 @@ class _Recorder:
             **vars(probed),
             facts={
                 "prompt_sha256": _sha256(prompt),
+                **({} if prompt.index is None else {"index": prompt.index}),
                 "seconds": {**parts, "probe": self._prober.ns * 1e-9},
             },
         )

@@ -39,6 +39,7 @@ _SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
 _PROMPT: dict[str, Any] = {
     "id": str,
+    "index?": int,
     "category": (str, None),
     "prompt_sha256": (str, None),
     **_COUNTS,
@@ -72,6 +73,7 @@ _RESULT: dict[str, Any] = {
             (int, None),
         ),
         "n_parallel?": int,
+        "shard?": {"numbers": [int], "of": int, "prompts": int},
     },
     "prompts": [_PROMPT],
     "total": {

@@ -312,7 +312,7 @@ def bench(
         stack.callback(loaded.close)
         prepared = prepare(loaded, prompts, settings.selection)
         prompts, tokens = prepared.prompts, prepared.tokens
-        n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
+        n_ctx = context_size(settings, loaded.n_ctx_train, prepared.longest)
         loop = Loop(
             settings, prompts, tokens, on_record=keeper.append if keeper is not None else None,
             on_stats=on_stats, on_text=on_text, on_progress=on_progress,
@@ -355,14 +355,17 @@ def _silent(_progress: Progress) -> None:
     return
 
 
-def context_size(settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]) -> int:
-    """Return the context to ask for: as given, else what the prompts need and the model allows."""
+def context_size(settings: BenchSettings, n_ctx_train: int, longest: int) -> int:
+    """Return the context to ask for: as given, else what the prompts need and the model allows.
+
+    ``longest`` is the longest prompt's length in tokens.
+    """
     if settings.n_ctx is not None:
         return settings.n_ctx
     if settings.n_predict < 0:
         return 0
     # The verification that passes n_predict is kept whole, and one row more is written.
-    need = max(map(len, tokens)) + settings.n_predict + settings.draft.n_max + 2
+    need = longest + settings.n_predict + settings.draft.n_max + 2
     need = math.ceil(need / CTX_STEP) * CTX_STEP
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
