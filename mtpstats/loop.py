@@ -151,7 +151,7 @@ class Loop:
         """
         self._sides = [_Side(driver) for driver in (drafting, plain) if driver is not None]
         self._take(done or {})
-        if not self._waiting or _is_over(until):
+        if not self._waiting or is_over(until):
             return
         self._warm_up()
         self._tell()
@@ -174,7 +174,7 @@ class Loop:
                 for made in rounds:
                     side.made += made
                     self._tell()
-                    if _is_over(until):
+                    if is_over(until):
                         return
                     if goal is not None and side.made >= goal:
                         break
@@ -247,7 +247,8 @@ class Loop:
         self._on_progress(Progress(f"prompt {number}/{len(self._prompts)}", done, total, "tokens"))
 
 
-def _is_over(until: float | None) -> bool:
+def is_over(until: float | None) -> bool:
+    """Whether this moment of ``time.monotonic()`` has come; None never does."""
     return until is not None and monotonic() >= until
 
 

@@ -41,9 +41,9 @@ def merge(shards: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         raise InputError("merging needs at least two results")
     first_name, first = shards[0]
     for name, other in shards[1:]:
-        field = _difference(first, other)
-        if field is not None:
-            here, there = (results.described(_at(r, field)) for r in (first, other))
+        unlike = difference(first, other)
+        if unlike is not None:
+            field, here, there = unlike
             raise InputError(
                 f"{printable(first_name)} and {printable(name)} are not of one run: {field} is "
                 f"{here} in the first and {there} in the second"
@@ -57,11 +57,15 @@ def merge(shards: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return results.make(_environment(every), _model(every), _settings(every), prompts)
 
 
-def _difference(first: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Return the first field in which two runs are unlike."""
+def difference(first: dict[str, Any], other: dict[str, Any]) -> tuple[str, str, str] | None:
+    """Return the first field in which two results are not of one run, and both values as words.
+
+    Their prompts, and what comes of those, may differ. None if they are of one run.
+    """
     for field in _fields(first, other):
-        if _at(first, field) != _at(other, field):
-            return field
+        here, there = _at(first, field), _at(other, field)
+        if here != there:
+            return field, results.described(here), results.described(there)
     return None
 
 

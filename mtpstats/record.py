@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from mtpstats import run as runs
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.generation import Generation
-from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress
+from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress, expected_tokens, is_over
 from mtpstats.prepare import prepare
 from mtpstats.probe import WIDTH, Prober
 from mtpstats.prompts import Prompt
@@ -63,7 +63,8 @@ class RecordSettings:
 class Recorded:
     """What a recording did: ``n_done`` prompts beside ``n_before`` that the trace held already.
 
-    ``tokens``, ``roots`` and ``seconds`` are those of the prompts done; ``size`` the file's bytes.
+    ``n_left`` were not finished within the time limit. ``tokens``, ``roots`` and ``seconds`` are
+    those of the prompts done; ``size`` the file's bytes.
     """
 
     path: Path
@@ -74,6 +75,7 @@ class Recorded:
     roots: int
     seconds: float
     size: int
+    n_left: int = 0
 
 
 class RecordStopped(MtpStatsError):
@@ -93,19 +95,25 @@ def record(
     prompts: Sequence[Prompt],
     path: Path,
     *,
+    time_limit: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[str, str], None] | None = None,
     on_abort: Callable[[str, str], None] | None = None,
+    on_removed: Callable[[str], None] | None = None,
     command: Sequence[str] = (),
     engine: Callable[..., Engine] = LlamaEngine,
 ) -> Recorded:
     """Record every prompt, one after another, into the trace at ``path``.
 
-    ``on_abort`` hears why llama.cpp is about to abort the process and what the trace holds; it may
-    be called on any thread. Raises ``InputError`` for prompts that do not fit, for a file that is
-    there already and not to be resumed, or holds another recording, and :class:`RecordStopped`
-    when the user or an error stops the run once the trace is begun.
+    ``time_limit`` seconds after the call, loading included, no round of verifications begins any
+    more, and the prompt it was in is dropped. ``on_removed`` hears, in a line, that somebody
+    removed the trace and it was put back; ``on_abort`` why llama.cpp is about to abort the process
+    and what the trace holds, and may be called on any thread. Raises ``InputError`` for prompts
+    that do not fit, for a file that is there already and not to be resumed, or holds another
+    recording, and :class:`RecordStopped` when the user or an error stops the run once the trace is
+    begun.
     """
+    until = None if time_limit is None else monotonic() + time_limit
     if not prompts:
         raise InputError("no prompt to record")
     if not settings.resume:
@@ -146,15 +154,20 @@ def record(
         if costs is not None:
             header["cost"] = costs.to_dict()
         runs.hash_files(header["model"], loaded, tell)
-        writer = stack.enter_context(TraceWriter(path, header, settings.resume))
+        writer = stack.enter_context(TraceWriter(path, header, settings.resume, on_removed))
         said.writer = writer
-        recorder = _Recorder(driver, prober, run.n_predict, longer.n_predict, len(waiting), tell)
+        recorder = _Recorder(driver, prober, run.n_predict, longer.n_predict, tell)
+        recorder.planned = len(prompts)
+        recorder.earlier = _earlier(prompts, found)
         n_before = len(writer.done_ids)
         try:
             tell(Progress("warming up"))
             recorder.warm_up(tokens[0])
             for prompt, ids in waiting:
-                writer.append(recorder.record(prompt, ids))
+                recorded = recorder.record(prompt, ids, until)
+                if recorded is None:
+                    break
+                writer.append(recorded)
         except (KeyboardInterrupt, MtpStatsError) as stop:
             cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
             raise RecordStopped(len(writer.done_ids), str(said), cause) from stop
@@ -162,11 +175,12 @@ def record(
         path,
         writer.header,
         n_before,
-        len(waiting),
+        recorder.n_done,
         recorder.tokens,
         recorder.roots,
         recorder.seconds,
         path.stat().st_size,
+        len(waiting) - recorder.n_done,
     )
 
 
@@ -190,7 +204,13 @@ class _Said:
 
 
 class _Recorder:
-    """Goes from prompt to prompt; counts what was recorded."""
+    """Goes from prompt to prompt; counts what was recorded.
+
+    ``planned`` prompts are in the trace at the end, ``earlier`` the tokens of those in it already.
+    """
+
+    planned = 0
+    earlier: Sequence[int] = ()
 
     def __init__(
         self,
@@ -198,13 +218,11 @@ class _Recorder:
         prober: Prober,
         n_predict: int,
         n_made: int,
-        n_prompts: int,
         tell: Callable[[Progress], None],
     ) -> None:
-        self._driver, self._prober = driver, prober
+        self._driver, self._prober, self._tell = driver, prober, tell
         self._n_predict, self._n_made = n_predict, n_made
-        self._n_prompts, self._tell = n_prompts, tell
-        self._n_done = 0
+        self.n_done = 0
         self.tokens = self.roots = 0
         self.seconds = 0.0
 
@@ -213,8 +231,12 @@ class _Recorder:
         for _ in self._driver.rounds([ids[:WARM_UP_TOKENS]], WARM_UP_TOKENS):
             pass
 
-    def record(self, prompt: Prompt, ids: Sequence[int]) -> TracedPrompt:
-        """Make a text and probe it."""
+    def record(
+        self, prompt: Prompt, ids: Sequence[int], until: float | None = None
+    ) -> TracedPrompt | None:
+        """Make a text and probe it; None if the time is over first."""
+        if is_over(until):
+            return None
         began = perf_counter()
         self._prober.ns = 0
         self._prober.begin(ids, self._n_predict)
@@ -228,11 +250,13 @@ class _Recorder:
             for more in rounds:
                 made += more
                 self._progress(made)
+                if not ended and is_over(until):
+                    return None
         (text,) = ended
         inside = self._prober.ns * 1e-9  # the driver counts it among everything else
         probed = self._prober.finish()
         seconds = perf_counter() - began
-        self._n_done += 1
+        self.n_done += 1
         self.tokens += len(text.tokens)
         self.roots += len(probed.roots)
         self.seconds += seconds
@@ -256,12 +280,20 @@ class _Recorder:
         )
 
     def _progress(self, made: int) -> None:
-        total = None
-        if self._n_made >= 0:
-            total = float(self._n_prompts * self._n_made)
-            made = min(made, self._n_made)
-        stage = f"prompt {self._n_done + 1}/{self._n_prompts}"
-        self._tell(Progress(stage, self.tokens + made, total, "tokens"))
+        n_done, total = len(self.earlier) + self.n_done, None
+        tokens = sum(self.earlier) + self.tokens
+        each = expected_tokens(self._n_made, n_done, tokens)
+        if each is not None:
+            total = max(tokens + (self.planned - n_done) * each, tokens + made)
+        stage = f"prompt {n_done + 1}/{self.planned}"
+        self._tell(Progress(stage, tokens + made, total, "tokens"))
+
+
+def _earlier(prompts: Sequence[Prompt], found: Trace | None) -> list[int]:
+    """Return how many tokens were made for the prompts that the trace holds."""
+    asked = {prompt.id for prompt in prompts}
+    held = found.prompts if found is not None else []
+    return [prompt.n_generated for prompt in held if prompt.id in asked]
 
 
 def recorded_seed(path: Path, seed: int) -> int:

@@ -34,10 +34,11 @@ class _Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
+# What check() takes: PROMPT is a prompt's record, RUN a result without its prompts.
 # A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
 _SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
-_PROMPT: dict[str, Any] = {
+PROMPT: dict[str, Any] = {
     "id": str,
     "index?": int,
     "category": (str, None),
@@ -54,7 +55,7 @@ _MODEL: dict[str, Any] = {
     **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
     **dict.fromkeys(("size", "parameters", "vocabulary", "nextn_blocks"), (int, None)),
 }
-_RESULT: dict[str, Any] = {
+RUN: dict[str, Any] = {
     "schema": str,
     "environment": {
         "mtpstats": str,
@@ -75,7 +76,10 @@ _RESULT: dict[str, Any] = {
         "n_parallel?": int,
         "shard?": {"numbers": [int], "of": int, "prompts": int},
     },
-    "prompts": [_PROMPT],
+}
+_RESULT: dict[str, Any] = {
+    **RUN,
+    "prompts": [PROMPT],
     "total": {
         **_COUNTS,
         "seconds": _SECONDS,
@@ -254,16 +258,16 @@ def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str
             f"{where}: schema {printable(repr(record['schema']))} is unknown; "
             f"this version reads {schema}"
         )
-    _check(record, spec, where, "")
+    check(record, spec, where, "")
 
 
-def _check(value: Any, spec: Any, where: str, key: str) -> None:
+def check(value: Any, spec: Any, where: str, key: str) -> None:
     """Check one value: ``spec`` is a type, a dict of keys, [of items] or (alternatives)."""
     if isinstance(spec, tuple):
         if value is not None:
-            _check(value, spec[0], where, key)
+            check(value, spec[0], where, key)
     elif isinstance(spec, dict):
-        _check(value, dict, where, key)
+        check(value, dict, where, key)
         for named, inner in spec.items():
             name = named.removesuffix("?")
             path = f"{key}.{name}" if key else name
@@ -271,11 +275,11 @@ def _check(value: Any, spec: Any, where: str, key: str) -> None:
                 if name != named:
                     continue
                 raise InputError(f"{where}: {path} is missing")
-            _check(value[name], inner, where, path)
+            check(value[name], inner, where, path)
     elif isinstance(spec, list):
-        _check(value, list, where, key)
+        check(value, list, where, key)
         for i, item in enumerate(value):
-            _check(item, spec[0], where, f"{key}[{i}]")
+            check(item, spec[0], where, f"{key}[{i}]")
     elif not _is_a(value, spec):
         raise InputError(f"{where}: {key} is {described(value)}, expected {_NAMES[spec]}")
 
@@ -319,7 +323,7 @@ def check_writable(path: Path) -> None:
             raise InputError(f"{where}: is a directory; name a file to write to")
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"{where}: may not be overwritten: permission denied")
-        if _is_ordinary(path):
+        if is_ordinary(path):
             handle, name = _temporary(Path(os.path.realpath(path)))
             os.close(handle)
             os.unlink(name)
@@ -335,7 +339,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write any file in the same way."""
     try:
-        if _is_ordinary(path):
+        if is_ordinary(path):
             _replace(Path(os.path.realpath(path)), data)
         else:
             path.write_bytes(data)
@@ -345,7 +349,7 @@ def write_file(path: Path, data: bytes) -> None:
         ) from None
 
 
-def _is_ordinary(path: Path) -> bool:
+def is_ordinary(path: Path) -> bool:
     """Whether the path is a regular file or nothing yet; a pipe or device is not replaced."""
     return not path.exists() or stat.S_ISREG(path.stat().st_mode)
 

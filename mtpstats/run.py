@@ -101,6 +101,10 @@ class BenchStopped(MtpStatsError):
         self.result = result
         self.exit_code = cause.exit_code if cause is not None else Interrupted.exit_code
 
+    def add(self, said: str) -> None:
+        """Say more at the end of the message."""
+        self.args = (f"{self}{said}",)
+
 
 class Engine(Protocol):
     """A loaded model, its file(s), and the threads a driver gets. Drivers close before it."""

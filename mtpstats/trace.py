@@ -11,11 +11,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import stat
 import zlib
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +22,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mtpstats.appending import AppendFile, Removed, seal, unsealed
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.generation import NEAR_TIE
 from mtpstats.text import printable
@@ -343,25 +342,6 @@ class Trace:
 # ---- the file
 
 
-def _sealed(record: dict[str, Any]) -> bytes:
-    """Return a JSON line that ends in a checksum of itself."""
-    body = json.dumps(record, allow_nan=False)[:-1].encode()
-    return body + b', "check": %d}\n' % zlib.crc32(body)
-
-
-_SEAL = re.compile(rb'(.*), "check": (\d{1,10})\}\n', re.DOTALL)
-
-
-def _unsealed(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, None if its checksum is not right."""
-    found = _SEAL.fullmatch(line)
-    if found is None or zlib.crc32(found[1]) != int(found[2]):
-        return None
-    record: dict[str, Any] = json.loads(line)
-    del record["check"]
-    return record
-
-
 class _Cut(Exception):
     """The file ends inside a record."""
 
@@ -393,7 +373,7 @@ class _Reader:
                 f"{self.where}: schema {printable(repr(header['schema']))} is unknown; "
                 f"this version reads {SCHEMA}"
             )
-        header = _unsealed(line)
+        header = unsealed(line)
         if header is None:
             raise InputError(f"{self.where}: the header is damaged: its checksum is not right")
         _check_header(header, self.where)
@@ -423,7 +403,7 @@ class _Reader:
             if len(line) < MAX_LINE and line.isascii() and line.startswith(b"{"):
                 raise _Cut
             raise InputError(f"{place}, byte {self.end}: damaged: no line of JSON")
-        record = _unsealed(line)
+        record = unsealed(line)
         if record is None:
             raise InputError(f"{place}, byte {self.end}: damaged: its checksum is not right")
         size = record.get("bytes")
@@ -496,7 +476,7 @@ def _packed(prompt: TracedPrompt) -> bytes:
         little = arrays[name].astype(np.dtype(dtype).newbyteorder("<"), copy=False)
         np.lib.format.write_array(file, little, version=(1, 0), allow_pickle=False)
     data = file.getvalue()
-    line = _sealed(
+    line = seal(
         {
             "id": prompt.id,
             "category": prompt.category,
@@ -593,14 +573,19 @@ class TraceWriter:
         header: see :func:`trace_header`.
         resume: go on with a file of the same recording: what is cut off at its end is removed.
             A file that is not there yet is begun.
+        on_removed: hears, in a line, that somebody removed the file and it was put back.
 
     Raises:
-        InputError: the file exists, cannot be written, is damaged, or its header differs in what
-            decides the numbers; the message names the key.
+        InputError: the file exists, cannot be written, is damaged, is written by another run, or
+            its header differs in what decides the numbers; the message names the key.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], header: dict[str, Any], resume: bool = False
+        self,
+        path: str | os.PathLike[str],
+        header: dict[str, Any],
+        resume: bool = False,
+        on_removed: Callable[[str], None] | None = None,
     ) -> None:
         _check_header(header, "trace header")
         self.path = Path(path)
@@ -608,43 +593,42 @@ class TraceWriter:
         self.done_ids: set[str] = set()
         """Prompts the file holds."""
         self._where = printable(str(path))
+        new = not (resume and self.path.exists())
         try:
-            if resume and self.path.exists():
-                self._resume()
-            else:
-                self._begin()
-        except OSError as error:
-            raise InputError(
-                f"{self._where}: cannot be written: {error.strerror or error}"
-            ) from None
-
-    def _begin(self) -> None:
-        try:
-            self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115
+            self._file = AppendFile(self.path, new=new, on_removed=on_removed)
         except FileExistsError:
             raise _exists(self._where) from None
-        self._end = 0
-        self._write(_sealed(self.header))
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            if not new:
+                self._file.cut(self._resumed())
+            if self._file.end == 0:
+                self._file.append(seal(header))
+        except BaseException as error:
+            self.close()
+            if new:
+                self.path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self._unwritable(error) from None
+            raise
 
-    def _resume(self) -> None:
-        with open(self.path, "rb") as file:
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(f"{self._where}: cannot be written: {error.strerror or error}")
+
+    def _resumed(self) -> int:
+        """Take over what the file holds; return where its whole records end."""
+        with open(self._file.fileno(), "rb", closefd=False) as file:
             start = file.readline(MAX_LINE)
             if not start or _starts_like_a_header(start):
-                end = 0
-            else:
-                file.seek(0)
-                reader = _Reader(file, self._where)
-                found = reader.trace()
-                self._compare(found.header)
-                self.header = found.header
-                self.done_ids = {prompt.id for prompt in found.prompts}
-                end = reader.end
-        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
-        self._end = end
-        self._file.truncate(end)
-        self._file.seek(end)
-        if end == 0:
-            self._write(_sealed(self.header))
+                return 0
+            file.seek(0)
+            reader = _Reader(file, self._where)
+            found = reader.trace()
+            self._compare(found.header)
+            self.header = found.header
+            self.done_ids = {prompt.id for prompt in found.prompts}
+            return reader.end
 
     def _compare(self, found: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(self.header))
@@ -673,34 +657,20 @@ class TraceWriter:
                 f"prompt {printable(prompt.id)}: depth is {prompt.depth}, the header says "
                 f"{self.header['depth']}"
             )
-        end = self._end
+        end = self._file.end
         try:
-            self._write(_packed(prompt))
+            self._file.append(_packed(prompt))
+        except Removed as error:
+            self.done_ids.clear()
+            raise MtpStatsError(f"{self._where}: {error.strerror}") from None
         except OSError as error:
             raise MtpStatsError(
                 f"{self._where}: not written: {error.strerror or error}; what was recorded before "
                 "is kept"
             ) from None
         finally:
-            if self._end > end:
+            if self._file.end > end:
                 self.done_ids.add(prompt.id)
-
-    def _write(self, data: bytes) -> None:
-        start = self._end
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            self._end += len(data)
-            os.fsync(self._file.fileno())
-        except BaseException as error:
-            # An interruption that comes while the disk is waited for takes nothing back.
-            if self._end == start or isinstance(error, OSError):
-                self._end = start
-                with suppress(OSError):
-                    self._file.truncate(start)
-                    self._file.seek(start)
-            raise
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""

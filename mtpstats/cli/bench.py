@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
-from mtpstats.cli.output import check, deliver
+from mtpstats.cli.long_options import LongRunOptions
+from mtpstats.cli.output import check, deliver, journal
 from mtpstats.cli.streams import last_words, show_log, to_stderr
+from mtpstats.errors import MtpStatsError
 
 if TYPE_CHECKING:
-    from mtpstats.run import BenchSettings
+    from mtpstats.journal import Journal
+    from mtpstats.run import BenchSettings, BenchStopped
 
 EXAMPLES = """\
 Examples:
@@ -32,6 +35,9 @@ Examples:
       100 of your conversations through the model's chat template; each category apart
   mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
       the built-in conversations, answered without thinking first
+  mtpstats bench -m model.gguf --prompts many.jsonl -o run.json --time-limit 8h
+  mtpstats bench -m model.gguf --prompts many.jsonl -o run.json --resume
+      as far as it gets in a night; the next night the rest, after a crash or kill too
 """
 
 
@@ -44,6 +50,7 @@ Examples:
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
     run=options.RunOptions,
+    long=LongRunOptions,
     output=options.OutputOptions,
     log=options.LogOption,
 )
@@ -55,6 +62,7 @@ def command(
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
     run: options.RunOptions,
+    long: LongRunOptions,
     output: options.OutputOptions,
     log: options.LogOption,
 ) -> None:
@@ -65,49 +73,87 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     check(output)
-    sampling = inputs.with_seed(sampling)
-    prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
-    selection = inputs.selection(choice)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
 
-    base = inputs.settings(model, devices, sampling, selection, run.n_predict)
-    settings = _settings(base, drafting, run, output)
     line = ProgressLine(None if log.verbose or run.stream else sys.stderr)
-    stream = TextStream(to_stderr) if run.stream else None
+
+    def say(text: str) -> None:
+        line.clear()
+        to_stderr(text)
 
     def on_stats(snapshot: Any) -> None:
         from mtpstats.stats import compact
 
-        line.clear()
-        to_stderr(compact(snapshot) + "\n")
+        say(compact(snapshot) + "\n")
 
-    def on_abort(text: str, finished: dict[str, Any] | None) -> None:
-        line.clear()
-        last_words(text, partial(_rescue, finished, output) if finished else None)
+    with journal(output, long.resume, lambda text: say(f"mtpstats: {text}\n")) as keeper:
+        if sampling.seed < 0 and keeper is not None and keeper.seed is not None:
+            sampling = replace(sampling, seed=keeper.seed)
+        sampling = inputs.with_seed(sampling)
+        prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
+        selection = inputs.selection(choice)
+        base = inputs.settings(model, devices, sampling, selection, run.n_predict)
+        settings = _settings(base, drafting, run, output)
+        stream = TextStream(to_stderr) if run.stream else None
 
-    try:
-        result = runs.bench(
-            settings,
-            prompts,
-            on_progress=line if line.enabled else None,
-            on_stats=on_stats if settings.stats_every else None,
-            on_text=stream,
-            on_log=show_log if log.verbose else None,
-            on_abort=on_abort,
-            command=["mtpstats", *sys.argv[1:]],
-        )
-    except runs.BenchStopped as stop:
-        line.clear()
-        if stop.result["prompts"]:
-            deliver(stop.result, output)
-        raise
-    finally:
-        line.clear()
-        if stream is not None:
-            stream.close()
+        def on_abort(text: str, finished: dict[str, Any] | None) -> None:
+            line.clear()
+            rescue = partial(_rescue, finished, output, keeper) if finished else None
+            last_words(text, rescue)
+
+        try:
+            result = runs.bench(
+                settings,
+                prompts,
+                keeper=keeper,
+                time_limit=long.time_limit,
+                on_progress=line if line.enabled else None,
+                on_stats=on_stats if settings.stats_every else None,
+                on_text=stream,
+                on_log=show_log if log.verbose else None,
+                on_abort=on_abort,
+                command=["mtpstats", *sys.argv[1:]],
+            )
+        except runs.BenchStopped as stop:
+            line.clear()
+            _deliver_stopped(stop, output, keeper)
+            raise
+        finally:
+            line.clear()
+            if stream is not None:
+                stream.close()
+        _deliver(result, output, keeper)
+
+
+def _deliver(result: dict[str, Any], output: options.OutputOptions, keeper: Journal | None) -> None:
+    """Deliver a result that is complete, or as far as the time limit let it come."""
+    done, planned = len(result["prompts"]), result["settings"]["n_prompts"]
+    if done == planned:
+        deliver(result, output, written=keeper.remove if keeper is not None else None)
+        return
+    said = f"{done} of {planned} prompts were finished within the time limit"
+    if not done:
+        raise MtpStatsError(f"{said}; nothing was written")
     deliver(result, output)
+    to_stderr(f"mtpstats: {said}{_advice(keeper)}\n")
+
+
+def _deliver_stopped(
+    stop: BenchStopped, output: options.OutputOptions, keeper: Journal | None
+) -> None:
+    """Deliver what was finished, and let the error say all there is to say."""
+    if stop.result["prompts"]:
+        try:
+            deliver(stop.result, output)
+        except MtpStatsError as error:
+            stop.add(f"; {error}")
+    stop.add(_advice(keeper))
+
+
+def _advice(keeper: Journal | None) -> str:
+    return "; the same command with --resume goes on" if keeper and keeper.n_kept else ""
 
 
 def _settings(
@@ -130,11 +176,17 @@ def _settings(
     )
 
 
-def _rescue(finished: dict[str, Any], output: options.OutputOptions) -> str:
+def _rescue(finished: dict[str, Any], output: options.OutputOptions, keeper: Journal | None) -> str:
     """Deliver what was finished before llama.cpp gave up; say what it was."""
     done, planned = len(finished["prompts"]), finished["settings"]["n_prompts"]
     said = f"{done} of {planned} prompts were finished"
     if not done:
         return f"{said}, nothing was written"
-    deliver(finished, output)
-    return said if output.output is None else f"{said} and are in {output.output}"
+    where = "" if output.output is None else f" and are in {output.output}"
+    try:
+        deliver(finished, output)
+    except MtpStatsError as error:
+        if keeper is None or not keeper.n_kept:
+            raise
+        where = f"; {error}"
+    return f"{said}{where}{_advice(keeper)}"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from mtpstats.cli import options
 from mtpstats.cli.streams import to_stdout
 from mtpstats.errors import InputError, MtpStatsError
+
+if TYPE_CHECKING:
+    from mtpstats.journal import Journal
 
 
 def check(output: options.OutputOptions) -> None:
@@ -24,8 +29,32 @@ def check(output: options.OutputOptions) -> None:
     result.check_writable(output.output)
 
 
-def deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
-    """Write the file, then print; a file that fails at last does not take the table with it."""
+def journal(
+    output: options.OutputOptions, resume: bool, tell: Callable[[str], None]
+) -> AbstractContextManager[Journal | None]:
+    """Return what opens the journal of a run; it is None where no file is written."""
+    from mtpstats import result
+
+    if output.output is None or not result.is_ordinary(output.output):
+        if resume:
+            raise InputError("--resume goes on with the run of a result file: name it with -o FILE")
+        return nullcontext()
+
+    from mtpstats.journal import Journal
+
+    return Journal(output.output, resume, tell)
+
+
+def deliver(
+    result: dict[str, Any],
+    output: options.OutputOptions,
+    *,
+    written: Callable[[], None] | None = None,
+) -> None:
+    """Write the file, then print; a file that fails at last does not take the table with it.
+
+    ``written`` is called in between if there is a file and it did not fail.
+    """
     from mtpstats import result as results
 
     failure: MtpStatsError | None = None
@@ -34,6 +63,9 @@ def deliver(result: dict[str, Any], output: options.OutputOptions) -> None:
             results.write(output.output, result)
         except MtpStatsError as error:
             failure = error
+        else:
+            if written is not None:
+                written()
     if output.json:
         to_stdout(results.dumps(result))
     else:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
-from mtpstats.cli.streams import last_words, show_log, to_stdout
+from mtpstats.cli.long_options import LongRunOptions
+from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.cli.trace_options import RecordOptions
-from mtpstats.errors import InputError
+from mtpstats.errors import InputError, MtpStatsError
 
 if TYPE_CHECKING:
     from mtpstats.record import Recorded
@@ -26,7 +27,7 @@ Examples:
   mtpstats record -m model.gguf --prompts mine.jsonl -n 256 -ngl 99 -o run.trace
       your model and prompts; then: mtpstats replay run.trace
   mtpstats record -m model.gguf --prompts mine.jsonl -n 256 -ngl 99 -o run.trace --resume
-      after an interruption: go on where it ended
+      after an interruption, or --time-limit 8h: go on where it ended
   mtpstats record -m model.gguf --depth 16 --every 4 -o deep.trace
       what the head is like 16 deep, from a quarter of the positions
 """
@@ -40,6 +41,7 @@ Examples:
     texts=options.PromptOptions,
     choice=options.SelectionOptions,
     sampling=options.SamplingOptions,
+    long=LongRunOptions,
     output=options.JsonOption,
     log=options.LogOption,
 )
@@ -50,6 +52,7 @@ def command(
     texts: options.PromptOptions,
     choice: options.SelectionOptions,
     sampling: options.SamplingOptions,
+    long: LongRunOptions,
     output: options.JsonOption,
     log: options.LogOption,
 ) -> None:
@@ -63,7 +66,7 @@ def command(
 
     from mtpstats import record as records
 
-    if recording.resume:
+    if long.resume:
         sampling = replace(sampling, seed=records.recorded_seed(recording.output, sampling.seed))
     sampling = inputs.with_seed(sampling)
     prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
@@ -75,11 +78,15 @@ def command(
         line.clear()
         last_words(text, lambda: said)
 
+    def on_removed(text: str) -> None:
+        line.clear()
+        to_stderr(f"mtpstats: {text}\n")
+
     settings = records.RecordSettings(
         inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
         depth=recording.depth,
         every=recording.every,
-        resume=recording.resume,
+        resume=long.resume,
         costs=not recording.no_cost,
     )
     try:
@@ -87,21 +94,28 @@ def command(
             settings,
             prompts,
             recording.output,
+            time_limit=long.time_limit,
             on_progress=line if line.enabled else None,
             on_log=show_log if log.verbose else None,
             on_abort=on_abort,
+            on_removed=on_removed,
             command=["mtpstats", *sys.argv[1:]],
         )
     finally:
         line.clear()
     if recording.cost_out is not None:
         _write_costs(done, recording)
+    said = _short_of(done)
+    if said and not done.n_before + done.n_done:
+        raise MtpStatsError(said)
     if output.json:
         to_stdout(json.dumps(_record(done), allow_nan=False) + "\n")
     else:
         from mtpstats.report.record import render
 
         to_stdout(render(done))
+    if said:
+        to_stderr(f"mtpstats: {said}\n")
 
 
 def _check_output(recording: RecordOptions) -> None:
@@ -116,6 +130,17 @@ def _check_output(recording: RecordOptions) -> None:
     from mtpstats import result
 
     result.check_writable(recording.cost_out)
+
+
+def _short_of(done: Recorded) -> str:
+    """Return how far the time limit let it come; nothing if that is to the end."""
+    if not done.n_left:
+        return ""
+    held = done.n_before + done.n_done
+    return (
+        f"{held} of {held + done.n_left} prompts were finished within the time limit; the same "
+        "command with --resume goes on"
+    )
 
 
 def _write_costs(done: Recorded, recording: RecordOptions) -> None:
@@ -138,6 +163,7 @@ def _record(done: Recorded) -> dict[str, Any]:
         "schema": SCHEMA,
         "trace": str(done.path),
         "prompts": done.n_before + done.n_done,
+        "left": done.n_left,
         "recorded": {
             "prompts": done.n_done,
             "tokens": done.tokens,

@@ -25,11 +25,6 @@ class RecordOptions:
         metavar="TRACE",
         help="The trace to write. One that exists is never overwritten.",
     )
-    resume: bool = option(
-        "--resume",
-        is_flag=True,
-        help="Go on with a trace that is there: prompts in it are not recorded again.",
-    )
     n_predict: int = option(
         "-n",
         "--predict",

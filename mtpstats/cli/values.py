@@ -108,6 +108,15 @@ def servers(value: str) -> tuple[str, ...]:
     return servers
 
 
+def duration(value: str | float) -> float:
+    """Read a time: seconds, or a number with its unit."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([smh]?)", str(value))
+    seconds = float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1) if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{value!r} is no time such as 90s, 45m or 2h.")
+    return seconds
+
+
 class _File(click.Path):
     """A path. An empty one, of a variable that was not set, would be the current directory."""
 

@@ -9,30 +9,42 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from mtpstats import result as results
+from mtpstats.categories import Category, of_categories
 from mtpstats.report.numbers import Number
 from mtpstats.summary import Estimate, Position, Summary, of_result
+from mtpstats.text import printable
 
 _Row: TypeAlias = tuple[str, int | None, Number, Number, Number]
 
-HEADS = ("figure", "position", "value", "lo", "hi")
+HEADS = ("figure", "position", "value", "lo", "hi", "category")
 
 
 def render(result: dict[str, Any]) -> str:
     """Return the figures; ``position`` counts from 1 and is empty for the whole run.
 
-    A missing number is an empty cell. There is no text of the model or the prompts in it.
+    ``category`` is empty for all prompts together, - for those without one. A missing number is an
+    empty cell. There is no text of the model or the prompts in it.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADS)
+    for row in _rows(result):
+        writer.writerow((*row, None))
+    for category in of_categories(result)[0]:
+        name = "-" if category.name is None else printable(category.name)
+        for row in _category(category):
+            writer.writerow((*row, name))
+    return out.getvalue()
+
+
+def _rows(result: dict[str, Any]) -> Iterator[_Row]:
     summary = of_result(result)
     if summary is not None:
-        writer.writerows(_run(summary))
-    writer.writerows(_speed(results.timing(result), result["total"]["tokens"]))
+        yield from _run(summary)
+    yield from _speed(results.timing(result), result["total"]["tokens"])
     if summary is not None:
         for position in summary.positions:
-            writer.writerows(_position(position))
-    return out.getvalue()
+            yield from _position(position)
 
 
 def _estimate(figure: str, position: int | None, estimate: Estimate) -> _Row:
@@ -59,6 +71,15 @@ def _speed(timing: results.Timing, tokens: int) -> Iterator[_Row]:
     for part, seconds in timing.seconds.items():
         yield f"seconds_{part}", None, seconds, None, None
     yield "seconds_prompt", None, timing.prompt_seconds, None, None
+
+
+def _category(category: Category) -> Iterator[_Row]:
+    yield "prompts", None, category.prompts, None, None
+    yield "tokens", None, category.tokens, None, None
+    yield _estimate("acceptance", 1, category.acceptance)
+    yield _estimate("rank2", 1, category.rank2)
+    yield _estimate("acceptance_length", None, category.acceptance_length)
+    yield _estimate("coverage", None, category.coverage)
 
 
 def _position(position: Position) -> Iterator[_Row]:

@@ -24,7 +24,7 @@ from mtpstats.policy import Chain
 from mtpstats.prompts import builtin
 from mtpstats.result import sha256
 from mtpstats.run import builtin_model
-from mtpstats.trace import UNKNOWN, Trace
+from mtpstats.trace import UNKNOWN, Trace, TraceWriter
 
 TEXTS = [prompt.text for prompt in builtin()][:6]
 ARGS = ("-n", "24", "-t", "1", "--no-cost", "--depth", "4")
@@ -164,6 +164,44 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     told = json.loads(done.stdout)
     assert (told["prompts"], told["recorded"]["prompts"]) == (6, 6 - n)
     assert told["bytes"] == path.stat().st_size
+    same(Trace.load(path), Trace.load(whole[0]))
+
+
+def test_a_time_limit_ends_in_good_order(
+    whole: tuple[Path, float], prompts: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "limited.trace"
+    args = (*ARGS, "--prompts", prompts, "-o", path, "--resume")
+    n, limit = 0, whole[1] / 2
+    while n < 6:
+        # Each time a little longer, so that it ends on any machine.
+        done = record(*args, "--time-limit", f"{limit:.2f}s")
+        limit *= 1.25
+        before, n = n, held(path)
+        assert done.returncode == (0 if n else 1), done.stderr
+        assert before <= n
+        said = f"{n} of 6 prompts were finished within the time limit; the same command with"
+        assert said.encode() in done.stderr or n == 6
+    same(Trace.load(path), Trace.load(whole[0]))
+
+
+def test_a_trace_removed_in_the_middle_is_put_back(
+    whole: tuple[Path, float], prompts: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "removed.trace"
+    process = subprocess.Popen(
+        command(*ARGS, "--prompts", prompts, "-o", path),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not held(path):
+        assert process.poll() is None
+        time.sleep(0.01)
+    with pytest.raises(InputError, match="another run is writing to it"):
+        TraceWriter(path, Trace.load(path).header, resume=True)
+    path.unlink()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err.decode() == f"mtpstats: {path}: was removed by somebody; it is there again\n"
     same(Trace.load(path), Trace.load(whole[0]))
 
 

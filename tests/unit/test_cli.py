@@ -25,6 +25,8 @@ from mtpstats.errors import (
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchStopped, Progress
 
+FAKE = {"prompts": [{}], "settings": {"n_prompts": 1}}
+
 
 @pytest.fixture
 def bench(monkeypatch):
@@ -33,7 +35,7 @@ def bench(monkeypatch):
 
     def fake(settings, prompts, **hooks):
         calls.append((settings, prompts, hooks))
-        return {"fake": True}
+        return FAKE
 
     monkeypatch.setattr(run, "bench", fake)
     return calls
@@ -517,15 +519,15 @@ def test_reader_that_went_away_is_no_error(monkeypatch, capsys):
 
 def test_json_goes_to_standard_output(bench, capsys):
     assert cli.main(["bench", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"fake": True}
+    assert json.loads(capsys.readouterr().out) == FAKE
 
 
 def test_file_and_table(bench, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("mtpstats.report.text.render", lambda result: f"table of {result}\n")
     path = tmp_path / "r.json"
     assert cli.main(["bench", "-o", str(path)]) == 0
-    assert json.loads(path.read_text()) == {"fake": True}
-    assert capsys.readouterr().out == "table of {'fake': True}\n"
+    assert json.loads(path.read_text()) == FAKE
+    assert capsys.readouterr().out == f"table of {FAKE}\n"
 
 
 def test_table_survives_a_file_that_cannot_be_written(bench, capsys, monkeypatch):
@@ -646,13 +648,13 @@ def test_statistics_on_the_way_go_to_standard_error(monkeypatch, capsys):
 
     def fake(settings, prompts, *, on_stats, **hooks):
         on_stats(Snapshot())
-        return {}
+        return FAKE
 
     monkeypatch.setattr(run, "bench", fake)
     assert cli.main(["bench", "--json", "--stats-every", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("mtpstats: 0 verifications")
-    assert json.loads(captured.out) == {}
+    assert json.loads(captured.out) == FAKE
 
 
 def test_stream_and_log_go_to_standard_error_without_control_characters(monkeypatch, capsys):
@@ -662,7 +664,7 @@ def test_stream_and_log_go_to_standard_error_without_control_characters(monkeypa
         for piece in (b"caf\xc3", b"\xa9\x1b[31m", b" \xff", b""):
             on_text(prompt, piece)
         on_text(Prompt("b", None, "three"), b"\n")
-        return {}
+        return FAKE
 
     monkeypatch.setattr(run, "bench", fake)
     assert cli.main(["bench", "--json", "--stream", "-v"]) == 0
@@ -672,7 +674,7 @@ def test_stream_and_log_go_to_standard_error_without_control_characters(monkeypa
         "--- a\none\ntwo\\x1b]0;x\\x07café\\x1b[31m �\n"
         "--- b\nthree\n\n"
     )
-    assert json.loads(captured.out) == {}
+    assert json.loads(captured.out) == FAKE
 
 
 def test_several_texts_at_once_are_shown_one_after_the_other():

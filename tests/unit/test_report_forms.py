@@ -63,7 +63,7 @@ def test_markdown_shows_foreign_text_as_it_is():
 
 def test_csv_holds_every_figure():
     rows = list(csv.DictReader(io.StringIO(tidy.render(made(prompt())))))
-    assert list(rows[0]) == ["figure", "position", "value", "lo", "hi"]
+    assert list(rows[0]) == ["figure", "position", "value", "lo", "hi", "category"]
     found = {(row["figure"], row["position"]): row for row in rows}
     assert len(found) == len(rows) == 16 + 2 * 29
 
@@ -120,8 +120,8 @@ def test_what_is_not_known_is_empty_or_null():
     assert summary["discarded"] is summary["nan_rows"] is None
     assert report["timing"]["seconds"]["head"] is None
     lines = tidy.render(result).splitlines()
-    assert "acceptance_length,,2.0,," in lines
-    assert "seconds_head,,,," in lines
+    assert "acceptance_length,,2.0,,," in lines
+    assert "seconds_head,,,,," in lines
     shown = markdown.render(result)
     assert "| mean acceptance length | 2.00 tokens |" in shown
     assert "None" not in shown
@@ -145,6 +145,25 @@ def test_categories_are_in_every_form():
     assert (first["name"], first["prompts"], second["name"]) == ("b|", 2, "<a>")
     assert first["acceptance"]["lo"] == pytest.approx(wilson(6, 8)[1])
     assert derived.as_json(made(prompt()))["categories"] == []
+
+
+def test_csv_has_the_figures_of_each_category():
+    names = ["b,\x1b", "b,\x1b", None]
+    result = made(*(prompt(f"p{i}", category=name) for i, name in enumerate(names)))
+    rows = list(csv.DictReader(io.StringIO(tidy.render(result))))
+    assert len(rows) == 16 + 2 * 29 + 2 * 6
+    found = {(row["category"], row["figure"]): row for row in rows if row["category"]}
+    assert {name for name, _ in found} == {"b,\\x1b", "-"}
+    for name, n in (("b,\\x1b", 2), ("-", 1)):
+        assert found[name, "prompts"]["value"] == str(n)
+        assert found[name, "tokens"]["value"] == str(8 * n)
+        for figure, k in (("acceptance", 3), ("rank2", 1)):
+            row = found[name, figure]
+            assert row["position"] == "1"
+            bounds = [float(row[key]) for key in ("value", "lo", "hi")]
+            assert bounds == pytest.approx(wilson(k * n, 4 * n))
+        assert found[name, "acceptance_length"]["value"] == "2.0"
+        assert found[name, "coverage"]["value"] == "1.0"
 
 
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])

@@ -13,6 +13,7 @@ import pytest
 from made import by_chance, prompt, trace
 
 from mtpstats import trace as traces
+from mtpstats.appending import seal, unsealed
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.policy import Chain, Tree
 from mtpstats.replay import replay
@@ -268,7 +269,7 @@ def test_missing_directory_and_pipe(tmp_path):
 )  # fmt: skip
 def test_headers_that_no_trace_has(key, value, tmp_path):
     path = tmp_path / "x.trace"
-    path.write_bytes(traces._sealed({**HEADER, key: value}))
+    path.write_bytes(seal({**HEADER, key: value}))
     with pytest.raises(InputError, match=f"{path}: {key} is "):
         Trace.load(path)
 
@@ -279,7 +280,7 @@ def test_headers_that_no_trace_has(key, value, tmp_path):
 def record(changes: dict[str, bytes] | None = None, extra: bytes = b"", **facts: object) -> bytes:
     """A record whose arrays or facts were made up."""
     line, _, data = traces._packed(small("a")).partition(b"\n")
-    values = traces._unsealed(line + b"\n")
+    values = unsealed(line + b"\n")
     assert values is not None
     arrays = io.BytesIO(data)
     pieces = []
@@ -290,7 +291,7 @@ def record(changes: dict[str, bytes] | None = None, extra: bytes = b"", **facts:
     data = b"".join(pieces) + extra
     values.update(bytes=len(data), crc32=zlib.crc32(data))
     values.update(facts)
-    return traces._sealed(values) + data
+    return seal(values) + data
 
 
 def npy(descr: str, shape: str, data: bytes = b"", order: str = "False") -> bytes:
@@ -328,7 +329,7 @@ def npy(descr: str, shape: str, data: bytes = b"", order: str = "False") -> byte
 )
 def test_hostile_records(made, words, tmp_path):
     path = tmp_path / "x.trace"
-    path.write_bytes(traces._sealed(HEADER) + record(**made))
+    path.write_bytes(seal(HEADER) + record(**made))
     with pytest.raises(InputError, match=words) as error:
         Trace.load(path)
     assert str(error.value).startswith(f"{path}: prompt 1")
@@ -336,7 +337,7 @@ def test_hostile_records(made, words, tmp_path):
 
 def test_a_record_of_another_depth(tmp_path):
     path = tmp_path / "x.trace"
-    path.write_bytes(traces._sealed({**HEADER, "depth": 5}) + record())
+    path.write_bytes(seal({**HEADER, "depth": 5}) + record())
     with pytest.raises(InputError, match=r"prompt 1: rank has shape \(3, 4\), expected \(3, 5\)"):
         Trace.load(path)
 
@@ -457,11 +458,12 @@ def test_a_full_disk_leaves_the_whole_prompts(tmp_path, monkeypatch):
             def __getattr__(self, name):
                 return getattr(self.file, name)
 
-        real, writer._file = writer._file, Full(writer._file)
+        file = writer._file
+        real, file._file = file._file, Full(file._file)
         with pytest.raises(MtpStatsError, match="not written: No space left on device"):
             writer.append(small("b"))
         assert path.read_bytes() == before
-        writer._file = real
+        file._file = real
         writer.append(small("c"))
     assert [one.id for one in Trace.load(path).prompts] == ["a", "c"]
 
