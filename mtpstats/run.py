@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -300,10 +300,7 @@ def bench(
     until = None if time_limit is None else monotonic() + time_limit
     if not prompts:
         raise InputError("no prompt to run")
-    if settings.sampling.seed < 0:
-        drawn = replace(settings.sampling, seed=secrets.randbelow(2**32))
-        settings = replace(settings, sampling=drawn)
-    settings = replace(settings, n_parallel=min(settings.n_parallel, len(prompts)))
+    settings = drawn(settings, len(prompts))
     tell = on_progress or _silent
     so_far: list[Callable[[], dict[str, Any]]] = []
 
@@ -327,13 +324,13 @@ def bench(
         if settings.baseline:
             plain = loaded.driver(None, n_ctx, None)
             stack.callback(plain.close)
-        check_fit(prompts, tokens, drafting.n_ctx)
+        check_fit(prompts, map(len, tokens), drafting.n_ctx)
 
         result = results.make(
             loaded.environment(command),
             loaded.model(),
             {
-                **_recorded(settings, drafting, loaded.n_threads, len(prompts)),
+                **recorded(settings, drafting, loaded.n_threads, len(prompts)),
                 **prepared.settings,
             },
             (),
@@ -349,6 +346,14 @@ def bench(
             cause = None if isinstance(stop, KeyboardInterrupt | Interrupted) else stop
             raise BenchStopped(so_far[0](), cause) from stop
     return so_far[0]()
+
+
+def drawn(settings: BenchSettings, n_prompts: int) -> BenchSettings:
+    """Return the settings with what the run decides: a random seed, how many at once."""
+    sampling = settings.sampling
+    if sampling.seed < 0:
+        sampling = replace(sampling, seed=secrets.randbelow(2**32))
+    return replace(settings, sampling=sampling, n_parallel=min(settings.n_parallel, n_prompts))
 
 
 def _files(model: Model | None) -> list[Path]:
@@ -374,17 +379,17 @@ def context_size(settings: BenchSettings, n_ctx_train: int, longest: int) -> int
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
 
-def check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+def check_fit(prompts: Iterable[Prompt], lengths: Iterable[int], n_ctx: int) -> None:
     """Raise ``InputError`` for a prompt that leaves no room in the context."""
-    for prompt, ids in zip(prompts, tokens, strict=True):
-        if len(ids) >= n_ctx:
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length >= n_ctx:
             raise InputError(
-                f"prompt {printable(prompt.id)} has {len(ids)} tokens, the context holds {n_ctx}: "
+                f"prompt {printable(prompt.id)} has {length} tokens, the context holds {n_ctx}: "
                 "shorten it, raise --ctx-size, or leave it out with --max-tokens"
             )
 
 
-def _recorded(
+def recorded(
     settings: BenchSettings, driver: Driver, n_threads: int, n_prompts: int
 ) -> dict[str, Any]:
     """Return ``settings`` of the result: every option that can change a number."""

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +67,7 @@ _ARRAYS: Final[tuple[tuple[str, type[np.generic], int], ...]] = (
 ARRAYS: Final = tuple(name for name, _, _ in _ARRAYS)
 
 # What a resumed recording must have in common with what the file holds.
-_SAME: Final = ("schema", "arrays", "depth", "every", "n_predict", "head", "sampling", "settings")
+SAME: Final = ("schema", "arrays", "depth", "every", "n_predict", "head", "sampling", "settings")
 
 
 def quantise(p: npt.ArrayLike) -> Float32:
@@ -334,7 +334,7 @@ class Trace:
         where = printable(os.fspath(path))
         try:
             with open(path, "rb") as file:
-                return _Reader(file, where).trace()
+                return TraceReader(file, where).trace()
         except OSError as error:
             raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
 
@@ -346,7 +346,7 @@ class _Cut(Exception):
     """The file ends inside a record."""
 
 
-class _Reader:
+class TraceReader:
     """Reads a trace file from its start; ``end`` is where its whole records end."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
@@ -397,7 +397,26 @@ class _Reader:
         except InputError as error:
             raise InputError(f"{self.where}: {error}") from None
 
-    def _prompt(self, header: dict[str, Any], place: str) -> TracedPrompt:
+    def records(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Yield (line as a dict, the record's bytes) of every prompt after the header.
+
+        The arrays are checked for damage, not for sense. Raises ``InputError`` also for a file
+        that is cut off.
+        """
+        number = 0
+        while self.end < self.size:
+            number += 1
+            place = f"{self.where}: prompt {number}"
+            try:
+                record, line, data = self._record(place)
+            except _Cut:
+                raise InputError(
+                    f"{place} is cut off: go on with the recording first (--resume)"
+                ) from None
+            self.end = self.file.tell()
+            yield record, line + data
+
+    def _record(self, place: str) -> tuple[dict[str, Any], bytes, bytes]:
         line = self.file.readline(MAX_LINE)
         if not line.endswith(b"\n"):
             if len(line) < MAX_LINE and line.isascii() and line.startswith(b"{"):
@@ -414,6 +433,10 @@ class _Reader:
         data = self.file.read(size)
         if zlib.crc32(data) != record.get("crc32"):
             raise InputError(f"{place}: damaged: the checksum of its arrays is not right")
+        return record, line, data
+
+    def _prompt(self, header: dict[str, Any], place: str) -> TracedPrompt:
+        record, _, data = self._record(place)
         try:
             return _unpacked(record, _read_arrays(data), header["depth"])
         except InputError as error:
@@ -623,7 +646,7 @@ class TraceWriter:
             if not start or _starts_like_a_header(start):
                 return 0
             file.seek(0)
-            reader = _Reader(file, self._where)
+            reader = TraceReader(file, self._where)
             found = reader.trace()
             self._compare(found.header)
             self.header = found.header
@@ -632,7 +655,7 @@ class TraceWriter:
 
     def _compare(self, found: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(self.header))
-        for key in _SAME:
+        for key in SAME:
             if found.get(key) != wanted.get(key):
                 ours, theirs = found.get(key), wanted.get(key)
                 if isinstance(ours, dict) and isinstance(theirs, dict):
