@@ -174,7 +174,11 @@ def merged_environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "time": min(times, default=None),
         "merged": sorted(shards, key=repr),
     }
-    merged.pop("command", None)
+    for key in ("command", "workers", "set_aside"):
+        merged.pop(key, None)
+    aside = [one for environment in environments for one in environment.get("set_aside", ())]
+    if aside:
+        merged["set_aside"] = sorted(aside, key=repr)
     sources = [e["source"] for e in environments if e.get("source")]
     if sources:
         merged["source"] = {

@@ -156,7 +156,8 @@ class RayPool:
         except Exception as error:
             raise InputError(
                 f"--ray {where}: no Ray cluster: {_short(error)}; start one with ray start, run "
-                "this on one of its machines, or use --ray local"
+                "this on one of its machines (where it asks for a token, with RAY_AUTH_MODE=token "
+                "and that token), or use --ray local"
             ) from None
         self._stack.callback(self._ray.shutdown)
         if threading.current_thread() is threading.main_thread():
