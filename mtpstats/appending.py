@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from mtpstats import reading
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
@@ -36,8 +37,11 @@ def unsealed(line: bytes) -> dict[str, Any] | None:
     found = _SEAL.fullmatch(line)
     if found is None or zlib.crc32(found[1]) != int(found[2]):
         return None
-    record: dict[str, Any] = json.loads(line)
-    del record["check"]
+    try:
+        record: dict[str, Any] = reading.loads(line.decode())
+    except ValueError:
+        return None
+    record.pop("check", None)
     return record
 
 

@@ -273,6 +273,9 @@ class Costs:
         if n_past is not None and (type(n_past) is not int or n_past < 0):
             raise InputError(f"{where}: n_past is {_shown(n_past)}, expected a number of tokens")
         facts = {name: record[name] for name in FACTS if name in record}
+        for name in ("environment", "model", "settings"):
+            if not isinstance(facts.get(name) or {}, dict):
+                raise InputError(f"{where}: {name} is {_shown(facts[name])}, expected an object")
         _check_runs(facts.get("check", {}), where)
         return cls(
             curves["verify"],
@@ -340,7 +343,7 @@ def _point(entry: dict[str, Any], where: str, place: str) -> Point:
     high = _seconds(entry.get("high", median), where, f"{place}.high")
     mean = _seconds(entry.get("mean", median), where, f"{place}.mean")
     samples = entry.get("samples", 1)
-    if type(samples) is not int or samples < 1:
+    if type(samples) is not int or not 1 <= samples < 2**31:
         raise InputError(f"{where}: {place}.samples is {_shown(samples)}, expected a count")
     if not low <= median <= high:
         raise InputError(f"{where}: {place}: low, median and high are not in this order")

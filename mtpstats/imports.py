@@ -5,13 +5,16 @@ A server counts by request; a request becomes a prompt of the result, without it
 
 from __future__ import annotations
 
+import codecs
+import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import mtpstats
+from mtpstats import reading, serverlog
 from mtpstats import result as results
-from mtpstats import serverlog
 from mtpstats.errors import InputError
 from mtpstats.serverlog import RATES, TOTALS, TRACE, Log, Metrics, Request
 from mtpstats.stats import MAX_POSITIONS, Snapshot
@@ -25,6 +28,7 @@ _KNOWN: Final = {
         *("beyond_drafted", "beyond_reached", "beyond_accepted"),
     },
 }
+MAX_BYTES: Final = 4 << 30  # of a log
 _PAGE: Final = 1 << 20  # more than any page of metrics
 _SETTINGS: Final = (
     *("n_prompts", "n_predict", "n_max", "n_max_asked", "n_min", "p_min", "temp", "temp_source"),
@@ -51,28 +55,40 @@ def from_files(paths: Sequence[Path]) -> dict[str, Any]:
     names = [path.name for path in paths]
     pages = []
     for path in paths:
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                head = file.read(_PAGE)
-                if serverlog.is_metrics(head):
-                    pages.append(serverlog.read_metrics(head, printable(str(path))))
-                elif len(paths) == 1:
-                    return from_log(_lines(head, file), names[0])
-        except OSError as error:
-            name = printable(str(path))
-            raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+        pieces = reading.chunks(path, MAX_BYTES)
+        head = _page(pieces)
+        reading.refuse_binary(head, reading.shown(path))
+        text = head.decode("utf-8", "replace")
+        if serverlog.is_metrics(text):
+            pages.append(serverlog.read_metrics(text, reading.shown(path)))
+        elif len(paths) == 1:
+            return from_log(_lines(chain([head], pieces)), names[0])
     if len(pages) < len(paths):
         raise InputError("two files must be two pages of metrics; import logs one by one and merge")
     return from_metrics(pages, names)
 
 
-def _lines(head: str, file: TextIO) -> Iterator[str]:
-    """Yield the lines of what was read and of what follows; huge ones come in pieces."""
-    *lines, last = head.split("\n")
-    yield from lines
-    yield last + file.readline(serverlog.LONGEST_LINE)
-    while line := file.readline(serverlog.LONGEST_LINE):
-        yield line
+def _page(pieces: Iterable[bytes]) -> bytes:
+    """Return the first pieces, as many as a page of metrics can have."""
+    head = bytearray()
+    for piece in pieces:
+        head += piece
+        if len(head) >= _PAGE:
+            break
+    return bytes(head)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines; huge ones come in pieces."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), True)
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + decoder.decode(piece)).split("\n")
+        yield from lines
+        if len(rest) > serverlog.LONGEST_LINE:
+            yield rest
+            rest = ""
+    yield rest
 
 
 def from_log(lines: Iterable[str], name: str) -> dict[str, Any]:
@@ -176,17 +192,20 @@ def from_metrics(pages: Sequence[Metrics], names: Sequence[str]) -> dict[str, An
     count = {name: round(value) for name, value in page.counters.items()}
     n, accepted = count["spec_decode_num_drafts_total"], list(page.accepted)
     steps = [max(n, *accepted[:1]), *accepted] if accepted else [n]
-    if not page.rounded and (steps[0] > n or steps != sorted(steps, reverse=True)):
-        raise InputError(f"{where}: the counters of the positions contradict each other")
+    drafted = count["spec_decode_num_draft_tokens_total"]
+    # the sum over positions is exact, the total has six digits
+    taken = sum(accepted) if accepted else count["spec_decode_num_accepted_tokens_total"]
+    sound = steps[0] <= n and steps == sorted(steps, reverse=True) and taken <= drafted
+    if not page.rounded and not sound:
+        raise InputError(f"{where}: its counters contradict each other")
     level = RATES if accepted else TOTALS
     request = Request(
         n_prompt=count["prompt_tokens_total"],
         prompt_seconds=page.counters["prompt_seconds_total"],
         tokens=count["tokens_predicted_total"],
         seconds=page.counters["tokens_predicted_seconds_total"],
-        drafted=count["spec_decode_num_draft_tokens_total"],
-        # the sum over positions is exact, the total has six digits
-        accepted=sum(accepted) if accepted else count["spec_decode_num_accepted_tokens_total"],
+        drafted=max(drafted, taken),
+        accepted=taken,
     )
     counters = Snapshot()
     counters.verifications = steps[0]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
-from mtpstats import merge
+from mtpstats import merge, reading
 from mtpstats import result as results
 from mtpstats.appending import AppendFile, Removed, seal, unsealed
 from mtpstats.errors import InputError, MtpStatsError
@@ -184,8 +184,8 @@ class Journal:
 
     def _checked_header(self, line: bytes) -> dict[str, Any]:
         try:
-            header = json.loads(line)
-        except (ValueError, RecursionError):
+            header = reading.loads(line.decode())
+        except ValueError:
             header = None
         if not isinstance(header, dict) or not str(header.get("schema")).startswith("mtpstats."):
             raise InputError(f"{self._where}: not a journal of mtpstats")

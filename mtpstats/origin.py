@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +23,18 @@ from mtpstats.trace import Trace
 
 __all__ = ["check_model", "find_model", "measured", "settings_of"]
 
-_SETTINGS: Final = (
-    "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "n_gpu_layers", "flash_attn", "type_k",
-    "type_v",
-)  # fmt: skip
+_SETTINGS: Final = {
+    **dict.fromkeys(("n_batch", "n_ubatch", "n_threads", "n_threads_batch"), int),
+    "n_gpu_layers": results.Signed,
+    **dict.fromkeys(("flash_attn", "type_k", "type_v"), str),
+}
+_PLACEMENT: Final = {
+    **{name: [str] for name in ("devices", "rpc", "override_tensor")},
+    **dict.fromkeys(("draft_model", "split_mode"), str),
+    "tensor_split": [float],
+    "main_gpu": int,
+}
+_SAMPLING: Final = {"temp": float, "top_k": int, "top_p": float, "min_p": float, "seed": int}
 
 
 def settings_of(trace: Trace, model: Path, draft_model: Path | None = None) -> BenchSettings:
@@ -34,8 +42,10 @@ def settings_of(trace: Trace, model: Path, draft_model: Path | None = None) -> B
     settings, sampling = trace.header.get("settings"), trace.header.get("sampling")
     if not isinstance(settings, dict) or not isinstance(sampling, dict):
         raise InputError("the trace does not say how it was recorded, so it cannot be run again")
+    _check(settings, {**_SETTINGS, **_PLACEMENT}, "settings")
+    _check(sampling, _SAMPLING, "sampling")
 
-    def known(record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    def known(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
         return {name: record[name] for name in names if record.get(name) is not None}
 
     if settings.get("draft_model") and draft_model is None:
@@ -46,11 +56,21 @@ def settings_of(trace: Trace, model: Path, draft_model: Path | None = None) -> B
         draft_model=draft_model,
         n_predict=trace.n_predict,
         n_ctx=max(prompt.n_ctx for prompt in trace.prompts),
-        sampling=Sampling(**known(sampling, tuple(Sampling.__dataclass_fields__))),
+        sampling=Sampling(**known(sampling, _SAMPLING)),
         placement=_placement(settings),
         rpc=tuple(settings.get("rpc") or ()),
         **known(settings, _SETTINGS),
     )
+
+
+def _check(record: dict[str, Any], kinds: dict[str, Any], key: str) -> None:
+    """Raise ``InputError`` for what no recording writes, which may have been made by hand."""
+    spec = {f"{name}?": (kind, None) for name, kind in kinds.items()}
+    results.check(record, spec, "the trace's header", key)
+    for name, kind in kinds.items():
+        value = record.get(name)
+        if kind is int and value is not None and value >= 2**32:
+            raise InputError(f"the trace's header: {key}.{name} is {value}, too large")
 
 
 def _placement(settings: dict[str, Any]) -> Placement:

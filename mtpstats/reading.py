@@ -6,11 +6,16 @@ there is one, the line.
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import select
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from mtpstats.errors import InputError
 from mtpstats.text import printable
@@ -19,13 +24,91 @@ MAX_BYTES = 64 << 20
 """A prompt file larger than this is a mistake: no context holds it, no patience runs it."""
 MAX_FILES = 10_000
 
+_HUGE = re.compile(r"[eE]\+?[0-9]{3}")
+
 PIPE_PATIENCE_S = 5.0
 STDIN = Path("-")
 
 
-def read(path: Path) -> str:
-    """Return the text of a file, a pipe or, for ``-``, of standard input."""
-    return decoded(_read(path), shown(path))
+def read(path: Path, limit: int = MAX_BYTES) -> str:
+    """Return the text of a file, a pipe or, for ``-``, of standard input.
+
+    Raises ``InputError`` for more than ``limit`` bytes, and for what is no text.
+    """
+    return decoded(content(path, limit), shown(path))
+
+
+def content(path: Path, limit: int = MAX_BYTES) -> bytearray:
+    """Return the bytes that :func:`decoded` takes, or as many as it needs to refuse them."""
+    data = bytearray()
+    for chunk in chunks(path, limit):
+        data += chunk
+        if b"\0" in chunk:  # /dev/zero has no end
+            break
+    return data
+
+
+def chunks(path: Path, limit: int = MAX_BYTES) -> Iterator[bytes]:
+    """Yield what is in a file, a pipe or, for ``-``, in standard input, piece by piece.
+
+    Raises ``InputError`` when it turns out to hold more than ``limit`` bytes.
+    """
+    size = 0
+    try:
+        with _opened(path) as (fd, first):
+            if os.fstat(fd).st_size <= limit:
+                while chunk := first or os.read(fd, 1 << 20):
+                    first = b""
+                    size += len(chunk)
+                    if size > limit:
+                        break
+                    yield chunk
+                else:
+                    return
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{shown(path)}: cannot be read: {reason}") from None
+    most = f"{limit >> 20} MiB" if limit >> 20 else f"{limit:,} bytes"
+    raise InputError(f"{shown(path)}: larger than {most}, more than can be read; take a part of it")
+
+
+def loads(text: str) -> Any:
+    """Return the JSON, in which no number is infinite or none; ``ValueError`` says what is wrong.
+
+    Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
+    """
+    finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read it, without waiting for what a pipe, a device or a socket would send.
+
+    Raises ``InputError`` for one of these, ``OSError`` as ``open`` does.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise InputError(f"{shown(Path(path))}: not a regular file; copy it to one")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def shown(path: Path) -> str:
@@ -61,14 +144,9 @@ def _unreadable(error: OSError) -> None:
     raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
 
 
-def decoded(data: bytes, where: str) -> str:
+def decoded(data: bytes | bytearray, where: str) -> str:
     """Return UTF-8, with or without a byte order mark, as text."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(f"{where}: this is UTF-16; save it as UTF-8")
-    nul = data.find(b"\0")
-    if nul >= 0:
-        line = data.count(b"\n", 0, nul) + 1
-        raise InputError(f"{where}: holds a NUL byte (line {line}): not a text file")
+    refuse_binary(data, where)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -78,39 +156,38 @@ def decoded(data: bytes, where: str) -> str:
         ) from None
 
 
-def _read(path: Path) -> bytes:
-    """Return what is in a file or pipe, of at most ``MAX_BYTES``."""
+def refuse_binary(data: bytes | bytearray, where: str) -> None:
+    """Raise ``InputError`` for UTF-16 and for what holds a NUL, as no text does."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise InputError(f"{where}: this is UTF-16; save it as UTF-8")
+    nul = data.find(b"\0")
+    if nul >= 0:
+        line = data.count(b"\n", 0, nul) + 1
+        raise InputError(f"{where}: holds a NUL byte (line {line}): not a text file")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Open a file or a pipe; yield its descriptor and what was read of it already."""
+    if path == STDIN:
+        _refuse_directory(0, path)
+        yield 0, b""
+        return
+    # Non-blocking, because opening a pipe that nobody writes to would wait for ever.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if path == STDIN:
-            return _read_fd(0, path)
-        # Non-blocking, because opening a pipe that nobody writes to would wait for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            piped = stat.S_ISFIFO(os.fstat(fd).st_mode)
-            first = _await_writer(fd, path) if piped else b""
-            os.set_blocking(fd, True)
-            return first + _read_fd(fd, path)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+        _refuse_directory(fd, path)
+        piped = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        first = _await_writer(fd, path) if piped else b""
+        os.set_blocking(fd, True)
+        yield fd, first
+    finally:
+        os.close(fd)
 
 
-def _read_fd(fd: int, path: Path) -> bytes:
-    found = os.fstat(fd)
-    if stat.S_ISDIR(found.st_mode):
+def _refuse_directory(fd: int, path: Path) -> None:
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
         raise InputError(f"{shown(path)}: is a directory, not a file")
-    data = bytearray()
-    size = found.st_size
-    while size <= MAX_BYTES:
-        chunk = os.read(fd, 1 << 20)
-        if not chunk:
-            return bytes(data)
-        data += chunk
-        size = len(data)
-    raise InputError(
-        f"{shown(path)}: larger than {MAX_BYTES >> 20} MiB, more than can be run; take a part of it"
-    )
 
 
 def _await_writer(fd: int, path: Path) -> bytes:

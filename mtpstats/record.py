@@ -26,12 +26,13 @@ from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.generation import Generation
 from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress, expected_tokens, is_over
 from mtpstats.prepare import prepare
-from mtpstats.probe import WIDTH, Prober
+from mtpstats.probe import Prober
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, Engine, LlamaEngine
 from mtpstats.speculate import DraftSettings
 from mtpstats.text import printable
-from mtpstats.trace import MAX_DEPTH, Trace, TracedPrompt, TraceWriter, check_new, trace_header
+from mtpstats.trace import MAX_DEPTH, MAX_WIDTH, Trace, TracedPrompt, trace_header
+from mtpstats.tracefile import TraceWriter, begun, check_new
 
 N_MAX = 3
 """Drafts the text is made with; it does not depend on them."""
@@ -42,12 +43,15 @@ MEASURING_ROOM = 512  # tokens of context
 class RecordSettings:
     """What ``record`` does. ``run``: model, context, sampling, ``n_predict``; no drafting options.
 
-    ``depth`` draft steps at each root, at most 16; ``every``: a root at every so many positions.
+    ``depth`` draft steps at each root, at most 16; ``width``: what beams of as many nodes a depth
+    expand there, 0 for nothing off the head's own path and the text's; ``every``: a root at every
+    so many positions.
     ``resume``: go on with a trace that is there. ``costs``: measure what passes and steps cost.
     """
 
     run: BenchSettings
     depth: int = 8
+    width: int = 0
     every: int = 1
     resume: bool = False
     costs: bool = True
@@ -55,6 +59,8 @@ class RecordSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise InputError(f"depth is {self.depth}: 1 to {MAX_DEPTH} can be recorded")
+        if not 0 <= self.width <= MAX_WIDTH:
+            raise InputError(f"width is {self.width}: 0 to {MAX_WIDTH} can be recorded")
         if self.every < 1:
             raise InputError(f"every is {self.every}: it must be at least 1")
 
@@ -120,7 +126,7 @@ def record(
     if not settings.resume:
         check_new(path)
     results.check_writable(path)
-    found = found_at(path) if settings.resume else None
+    found = begun(path) if settings.resume else None
     run = run_of(settings)
     tell = on_progress or (lambda _: None)
     said = Said(path)
@@ -199,7 +205,7 @@ def opened(
     settings: RecordSettings, run: BenchSettings, loaded: Engine, n_ctx: int
 ) -> tuple[Prober, Driver]:
     """Return a driver that probes every text it makes, and its prober."""
-    prober = Prober(settings.depth, settings.every, max(1, min(WIDTH, (run.n_batch - 1) // 2)))
+    prober = Prober(settings.depth, settings.every, width=settings.width, n_batch=run.n_batch)
     return prober, loaded.driver(run.draft, n_ctx, None, prober=prober)
 
 
@@ -315,18 +321,9 @@ def _earlier(prompts: Sequence[Prompt], found: Trace | None) -> list[int]:
 
 def recorded_seed(path: Path, seed: int) -> int:
     """Return the seed to resume a trace with: for a random one (-1) that of the trace."""
-    found = found_at(path) if seed < 0 else None
-    return int(found.header["sampling"]["seed"]) if found is not None else seed
-
-
-def found_at(path: Path) -> Trace | None:
-    """Return the trace that is to be resumed; None if it has not even its first line."""
-    try:
-        with open(path, "rb") as file:
-            begun = b"\n" in file.readline(1 << 24)
-    except FileNotFoundError:
-        return None
-    return Trace.load(path) if begun else None
+    found = begun(path) if seed < 0 else None
+    recorded = (found.header.get("sampling") or {}).get("seed") if found is not None else None
+    return seed if recorded is None else int(recorded)
 
 
 def waiting_of(
@@ -379,6 +376,7 @@ def header_of(
     """Return the trace's header; ``settings`` are what can change a number in it."""
     return trace_header(
         depth=prober.depth,
+        width=prober.width,
         every=settings.every,
         n_predict=run.n_predict,
         heads=prober.head_kind,

@@ -22,15 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import mtpstats
+from mtpstats import reading
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
 
 SCHEMA = "mtpstats.result/1"
+MAX_BYTES = 1 << 30
+"""Of a result, plan, cost or validation file: some 100,000 prompts."""
 SECONDS = ("prompt", "target", "head", "other")
+MAX_NUMBER = 1e100
+"""No time, speed or share is larger, and what is made of such numbers is still finite."""
 COUNTS = ("n_prompt", "tokens", "verifications", "drafted", "accepted", "near_ties")
 
 
-class _Signed(int):
+class Signed(int):
     """Stands in the lists below for an integer that may be negative."""
 
 
@@ -63,10 +68,11 @@ RUN: dict[str, Any] = {
         "library": (dict, None),
         "devices": list,
         "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
+        "merged?": [{"time": (str, None)}],
     },
     "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {
-        "n_predict": (_Signed, None),
+        "n_predict": (Signed, None),
         "temp_source": (str, None),
         **dict.fromkeys(("temp", "top_p", "min_p", "p_min"), (float, None)),
         **dict.fromkeys(
@@ -75,6 +81,9 @@ RUN: dict[str, Any] = {
         ),
         "n_parallel?": int,
         "shard?": {"numbers": [int], "of": int, "prompts": int},
+        "chat_template?": (str, None),
+        "chat_template_kwargs?": dict,
+        "chat_prompts?": (int, None),
     },
 }
 _RESULT: dict[str, Any] = {
@@ -223,26 +232,24 @@ def read(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path, what: str) -> Any:
     """Return what a JSON file holds; ``InputError`` says that it is not a ``what``, and why."""
-    where = printable(str(path))
+    other = f"{reading.shown(path)}: not a {what}"
+    text = reading.decoded(reading.content(path, MAX_BYTES), other)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{where}: not a {what}: not UTF-8") from None
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not a {what}: {printable(str(error))}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        return reading.loads(text)
+    except ValueError as error:
+        raise InputError(f"{other}: {printable(str(error))}") from None
 
 
 def validate(result: Any, where: str) -> None:
     """Raise ``InputError`` unless ``result`` has the schema and every key the right type."""
     check_record(result, where, "result of mtpstats", SCHEMA, _RESULT)
+    for key, counts in (
+        *((f"prompts[{i}]", prompt) for i, prompt in enumerate(result["prompts"])),
+        ("total", result["total"]),
+    ):
+        drafted, accepted = counts["drafted"], counts["accepted"]
+        if drafted is not None and accepted is not None and accepted > drafted:
+            raise InputError(f"{where}: {key}: {accepted} of {drafted} drafted tokens accepted")
 
 
 def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str, Any]) -> None:
@@ -262,7 +269,7 @@ def check_record(record: Any, where: str, what: str, schema: str, spec: dict[str
 
 
 def check(value: Any, spec: Any, where: str, key: str) -> None:
-    """Check one value: ``spec`` is a type, a dict of keys, [of items] or (alternatives)."""
+    """Check one value: ``spec`` is as for :func:`check_record`, ``key`` where the value stands."""
     if isinstance(spec, tuple):
         if value is not None:
             check(value, spec[0], where, key)
@@ -270,12 +277,10 @@ def check(value: Any, spec: Any, where: str, key: str) -> None:
         check(value, dict, where, key)
         for named, inner in spec.items():
             name = named.removesuffix("?")
-            path = f"{key}.{name}" if key else name
-            if name not in value:
-                if name != named:
-                    continue
-                raise InputError(f"{where}: {path} is missing")
-            check(value[name], inner, where, path)
+            if name in value:
+                check(value[name], inner, where, f"{key}.{name}" if key else name)
+            elif name == named:
+                raise InputError(f"{where}: {f'{key}.{name}' if key else name} is missing")
     elif isinstance(spec, list):
         check(value, list, where, key)
         for i, item in enumerate(value):
@@ -287,8 +292,8 @@ def check(value: Any, spec: Any, where: str, key: str) -> None:
 _NAMES = {
     str: "a string",
     int: "a count",
-    _Signed: "an integer",
-    float: "a number",
+    Signed: "an integer",
+    float: "a number from 0 to 1e100",
     bool: "true or false",
     dict: "an object",
     list: "a list",
@@ -299,10 +304,10 @@ def _is_a(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, (int, float)) and 0 <= value <= MAX_NUMBER
     if kind is int:
         return isinstance(value, int) and 0 <= value < 2**64
-    return isinstance(value, int if kind is _Signed else kind)
+    return isinstance(value, int if kind is Signed else kind)
 
 
 def described(value: Any) -> str:

@@ -17,30 +17,35 @@ from typing import Final
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
+# A number of more digits than a server can have counted is a damaged one.
+_N: Final = r"([0-9]{1,9})"
+_MS: Final = r"([0-9]{1,12}\.[0-9]{1,3})"
+
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SLOT: Final = re.compile(r"\bslot +(\S+): id +(\d+) \| task +(-?\d+) \| +(.*)")
 _TIMING: Final = {
-    "prompt eval time": re.compile(r"= +([\d.]+) ms / +(\d+) tokens \(.* per second\)"),
-    "eval time": re.compile(r"= +([\d.]+) ms / +(\d+) tokens \(.* per second\)"),
+    "prompt eval time": re.compile(rf"= +{_MS} ms / +{_N} tokens \(.* per second\)"),
+    "eval time": re.compile(rf"= +{_MS} ms / +{_N} tokens \(.* per second\)"),
     "draft acceptance": re.compile(
-        r"= +\S+ \( *(\d+) accepted / +(\d+) generated\), mean len = +(\d+\.\d\d)"
+        rf"= +\S+ \( *{_N} accepted / +{_N} generated\), mean len = +([0-9]{{1,9}}\.[0-9][0-9])"
     ),
-    "acc per pos": re.compile(r"= \((\d\.\d+(?:, \d\.\d+)*)\)"),
+    "acc per pos": re.compile(r"= \(([01]\.[0-9]{1,9}(?:, [01]\.[0-9]{1,9})*)\)"),
 }
-_VERIFIED: Final = re.compile(r"accepted +(\d+)/ *(\d+) draft tokens( \(restore checkpoint\))?")
-_STATISTICS: Final = re.compile(r"statistics +(\S+): #calls\(b,g,a\) = +\d+ +\d+ +(\d+), #gen")
+_VERIFIED: Final = re.compile(rf"accepted +{_N}/ *{_N} draft tokens( \(restore checkpoint\))?")
+_STATISTICS: Final = re.compile(rf"statistics +(\S+): #calls\(b,g,a\) = +\d+ +\d+ +{_N}, #gen")
 _START: Final = re.compile(r"load_model: loading model '(.*)'\s*$")
 _FACTS: Final = {
     "version": re.compile(r"common_params_print_info: (build \d+ \(\w+\))"),
     "architecture": re.compile(r"print_info: arch +=\s+(\S+)\s*$"),
     "quantisation": re.compile(r"print_info: file type += (.+?)\s*$"),
-    "vocabulary": re.compile(r"print_info: n_vocab +=\s+(\d+)\s*$"),
-    "nextn_blocks": re.compile(r"\.nextn_predict_layers u32 +=\s+(\d+)\s*$"),
-    "n_ctx": re.compile(r"load_model: initializing, .*n_ctx_slot = (\d+)"),
-    "n_threads": re.compile(r"llama threadpool init, n_threads = (\d+)"),
+    "vocabulary": re.compile(rf"print_info: n_vocab +=\s+{_N}\s*$"),
+    "nextn_blocks": re.compile(rf"\.nextn_predict_layers u32 +=\s+{_N}\s*$"),
+    "n_ctx": re.compile(rf"load_model: initializing, .*n_ctx_slot = {_N}"),
+    "n_threads": re.compile(rf"llama threadpool init, n_threads = {_N}"),
 }
 
 LONGEST_LINE: Final = 1 << 16
+MOST_TRIED: Final = 1 << 20  # verifications of a request; rounded figures leave fewer open
 
 TOTALS, RATES, TRACE = range(3)
 
@@ -253,6 +258,8 @@ def verifications(request: Request) -> tuple[int | None, bool]:
         guess = request.accepted / max(mean - 1, half)
     else:
         guess = float((request.tokens or 1) - 1)
+    if high - low > MOST_TRIED:
+        return None, False
     fitting = [n for n in range(low, high + 1) if _shares(request, n) is not None]
     if request.calls in fitting:
         return request.calls, True
@@ -299,7 +306,7 @@ def _rounded(text: str) -> tuple[float, float]:
 
 
 _METRIC: Final = re.compile(r"^llamacpp:(\w+)(?:\{(.*)\})? (\S+)\s*$")
-_POSITION: Final = re.compile(r'\bposition="(\d+)"')
+_POSITION: Final = re.compile(rf'\bposition="{_N}"')
 _PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos_total"
 _NEEDED: Final = (
     "prompt_tokens_total",
@@ -346,7 +353,7 @@ def read_metrics(text: str, where: str) -> Metrics:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not 0 <= value < 2**63:
+        if not 0 <= value < 2**48:
             raise InputError(f"{where}: {name} is {printable(number)[:40]}, which is no count")
         rounded |= "e+" in number
         position = _POSITION.search(labels or "")

@@ -25,7 +25,7 @@ from mtpstats.prompts import Prompt
 from mtpstats.record import Recorded, RecordSettings, RecordStopped
 from mtpstats.run import BenchSettings, BenchStopped
 from mtpstats.text import printable
-from mtpstats.trace import TraceWriter, check_new
+from mtpstats.tracefile import TraceWriter, begun, check_new
 from mtpstats.tracemerge import rewrite_header
 from mtpstats.worker import Facts, Read
 
@@ -180,7 +180,6 @@ def bench(
     until = None if time_limit is None else monotonic() + time_limit
     run = _Run(pool, n_workers, command, on_progress, on_note)
     made: dict[int, dict[str, Any]] = {}
-    began = perf_counter()
     with ExitStack() as stack:
         stack.callback(run.dispatcher.close)
         chosen, how, choice = run.read(prompts, settings.selection)
@@ -245,7 +244,7 @@ def record(
     if not settings.resume:
         check_new(path)
     results.check_writable(path)
-    found = records.found_at(path) if settings.resume else None
+    found = begun(path) if settings.resume else None
     until = None if time_limit is None else monotonic() + time_limit
     run = _Run(pool, n_workers, command, on_progress, on_note)
     tokens = roots = n_done = 0

@@ -15,7 +15,7 @@ from mtpstats import result as results
 from mtpstats.appending import seal
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
-from mtpstats.trace import SAME, TraceReader, check_new
+from mtpstats.tracefile import SAME, TraceReader, check_new
 
 BLOCK: Final = 1 << 24
 START: Final = b'{"schema": "mtpstats.trace/'
@@ -80,7 +80,7 @@ def merge_traces(paths: Sequence[Path], output: Path) -> MergedTrace:
             headers.append(reader.header())
             _refuse_unlike(paths[0], headers[0], path, headers[-1])
             begin = reader.end
-            for line, _ in reader.records():
+            for line in reader.records():
                 facts = line.get("facts") or {}
                 record = _Record(
                     str(line.get("id")), facts.get("prompt_sha256"), facts.get("index"),

@@ -116,6 +116,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
+    except RecursionError:
+        return _failed("the input is nested too deep", 2)
     except MemoryError:
         return _failed("not enough memory", 1)
     except OSError as error:

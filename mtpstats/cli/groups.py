@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from mtpstats.cli import values
+from mtpstats.errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,7 +26,27 @@ class GroupedOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists options by heading and keeps the epilog's line breaks."""
+    """A command whose help lists options by heading and keeps the epilog's line breaks.
+
+    It never writes over a file that it reads, nor two things into one.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Look at all the files together, then run."""
+        read: list[Path] = []
+        written: list[Path] = []
+        for param in self.get_params(ctx):
+            given = ctx.params.get(param.name or "")
+            if isinstance(param.type, values.File) and given is not None:
+                paths = given if isinstance(given, tuple) else (given,)
+                (written if param.type.written else read).extend(paths)
+        taken = {os.path.realpath(path) for path in read}
+        for path in written:
+            real = os.path.realpath(path)
+            if real in taken and (os.path.isfile(real) or not os.path.exists(real)):
+                raise InputError(f"{path}: this command uses that file already; write to another")
+            taken.add(real)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section per heading, in the order of declaration; ``--help`` comes last."""

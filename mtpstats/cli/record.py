@@ -30,6 +30,8 @@ Examples:
       your model and prompts; then: mtpstats replay run.trace
   mtpstats record -m model.gguf --prompts mine.jsonl -n 256 -ngl 99 -o run.trace --resume
       after an interruption, or --time-limit 8h: go on where it ended
+  mtpstats record -m model.gguf --width 4 -o wide.trace
+      for trees that the head's probabilities choose while they are drafted, too
   mtpstats record -m model.gguf --depth 16 --every 4 -o deep.trace
       what the head is like 16 deep, from a quarter of the positions
 """
@@ -63,8 +65,9 @@ def command(
     """Record once what any drafting policy can be replayed from.
 
     The model continues the prompts, and at every position the head drafts as deep as is asked for:
-    along its own choices, and along the text. From the trace mtpstats replay says exactly what
-    any draft would have done. First the time of target passes and head steps is measured.
+    along its own choices, and along the text; with --width, along other choices too. From the
+    trace mtpstats replay says exactly what any draft would have done. First the time of target
+    passes and head steps is measured.
     """
     _check_output(recording)
     inputs.check_shard(spread.shard, sampling)
@@ -93,6 +96,7 @@ def command(
             model, devices, sampling, inputs.selection(choice, spread.shard), recording.n_predict
         ),
         depth=recording.depth,
+        width=recording.width,
         every=recording.every,
         resume=long.resume,
         costs=not recording.no_cost,
@@ -174,7 +178,7 @@ def _write_costs(done: Recorded, recording: RecordOptions) -> None:
             "--cost-out: this trace was begun with --no-cost; its costs were not measured"
         )
     costs = Costs.from_dict(measured)
-    facts = {key: done.header[key] for key in ("environment", "model", "settings")}
+    facts = {key: done.header.get(key) for key in ("environment", "model", "settings")}
     replace(costs, facts={**facts, **costs.facts}).save(recording.cost_out)
 
 

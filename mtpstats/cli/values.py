@@ -117,18 +117,23 @@ def duration(value: str | float) -> float:
     return seconds
 
 
-class _File(click.Path):
+class File(click.Path):
     """A path. An empty one, of a variable that was not set, would be the current directory."""
 
+    def __init__(self, written: bool) -> None:
+        super().__init__(path_type=Path)
+        self.written = written
+
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Refuse an empty name; else as it stands."""
         if value == "":
             self.fail("the file name is empty.", param, ctx)
         return super().convert(value, param, ctx)
 
 
-def file(**kinds: bool) -> click.Path:
-    """Return what reads a path; ``kinds`` as ``click.Path`` takes them."""
-    return _File(path_type=Path, **kinds)
+def file(written: bool = False) -> File:
+    """Return what reads a path, of a file that is ``written`` or else read."""
+    return File(written)
 
 
 def share(value: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,10 +26,10 @@ class DeferredInterrupt:
         """Nothing is changed before ``__enter__``."""
         self.pending = False
         self._previous: dict[int, Any] = {}
-        self._came: tuple[int, FrameType | None] = (0, None)
+        self._came = 0
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.pending, self._came = True, (number, frame)
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.pending, self._came = True, number
 
     def __enter__(self) -> DeferredInterrupt:
         """Take over the signals that a Python handler has."""
@@ -50,5 +51,5 @@ class DeferredInterrupt:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         if self.pending:
-            number, frame = self._came
-            self._previous[number](number, frame)
+            # Not the frame it came in: that may be a callback's, which no exception can leave.
+            self._previous[self._came](self._came, sys._getframe())

@@ -155,9 +155,9 @@ def _chat(settings: dict[str, Any]) -> list[str]:
     if template is None:
         return []
     whose = "the model's template" if template == "model" else f"template {printable(template)}"
-    kwargs = settings["chat_template_kwargs"]
+    kwargs = settings.get("chat_template_kwargs", {})
     cells = [f"{printable(key)} {printable(json.dumps(value))}" for key, value in kwargs.items()]
-    return [f"{plural(settings['chat_prompts'], 'conversation')} by {whose}", *cells]
+    return [f"{plural(settings.get('chat_prompts'), 'conversation')} by {whose}", *cells]
 
 
 def _target(settings: dict[str, Any]) -> list[str]:

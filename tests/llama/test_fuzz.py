@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mutations
 import pytest
+from archs import HEAD, TRUNK
 from conftest import BUILTIN
 from deadly import DEADLY
 from forkserver import ForkServer, Outcome
@@ -29,20 +31,37 @@ from mtpstats.speculate import DraftSettings, Speculator
 TIMEOUT = 20.0
 BENCH = ("bench", "-p", "the time of é <|end|>", "-n", "4", "-t", "1")
 
-# Name: architecture and options of a tiny model, and how many mutations of it are drawn.
-BASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "built-in": ("", {}, 30),
-    "hybrid": ("qwen35", {}, 70),
-    "Mamba 2": ("nemotron_h_moe", {}, 45),
-    "delta attention": ("bailingmoe3", {}, 45),
-    "attention": ("glm4moe", {}, 60),
-    "SPM": ("glm4moe", {"spm": True}, 60),
-    "windows, chain": ("step35", {"n_nextn": 3}, 60),
-    "windows": ("cohere2moe", {}, 45),
-    "latent": ("deepseek2", {}, 45),
-    "sparse": ("deepseek32", {}, 30),
-    "compressed": ("deepseek4", {}, 45),
-    "shared": ("gemma4", {}, 30),
+
+@dataclass(frozen=True)
+class Base:
+    """A sound tiny model and how many mutations of it are drawn.
+
+    ``target``: architecture and options of the model that it is only the head of; ``head``: those
+    of its own head, in a file that stays sound. Without an ``arch``: the built-in model.
+    """
+
+    count: int
+    arch: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    target: tuple[str, dict[str, Any]] | None = None
+    head: tuple[str, dict[str, Any]] | None = None
+
+
+BASES = {
+    "built-in": Base(30),
+    "hybrid": Base(70, "qwen35"),
+    "Mamba 2": Base(45, "nemotron_h_moe"),
+    "delta attention": Base(45, "bailingmoe3"),
+    "attention": Base(50, "glm4moe"),
+    "SPM": Base(50, "glm4moe", {"spm": True}),
+    "windows, chain": Base(50, "step35", {"n_nextn": 3}),
+    "windows": Base(45, "cohere2moe"),
+    "latent": Base(45, "deepseek2"),
+    "sparse": Base(30, "deepseek32"),
+    "compressed": Base(45, "deepseek4"),
+    "shared, target": Base(25, "gemma4", head=("gemma4-assistant", {})),
+    "shared, head": Base(25, "gemma4-assistant", target=("gemma4", {})),
+    "head alone": Base(25, "hy_v3", {"only": HEAD}, target=("hy_v3", {"without": TRUNK})),
 }
 
 
@@ -61,11 +80,24 @@ def server(servers: list[ForkServer]) -> ForkServer:
 def content(tiny: Callable[..., Path]) -> Callable[[str], bytes]:
     """``content(base)``: the bytes of a sound model."""
 
-    def read(base: str) -> bytes:
-        arch, options, _ = BASES[base]
-        return (tiny(arch, **options) if arch else BUILTIN).read_bytes()
+    def read(name: str) -> bytes:
+        base = BASES[name]
+        return (tiny(base.arch, **base.options) if base.arch else BUILTIN).read_bytes()
 
     return read
+
+
+@pytest.fixture(scope="module")
+def companions(tiny: Callable[..., Path]) -> Callable[[str], tuple[Any, ...]]:
+    """``companions(base)``: options of ``bench`` that come before the model's own path."""
+
+    def options(name: str) -> tuple[Any, ...]:
+        base = BASES[name]
+        if base.target:
+            return ("-m", tiny(base.target[0], **base.target[1]), "-md")
+        return ("-md", tiny(base.head[0], **base.head[1]), "-m") if base.head else ("-m",)
+
+    return options
 
 
 def fault(outcome: Outcome) -> str | None:
@@ -82,12 +114,14 @@ def fault(outcome: Outcome) -> str | None:
     return "an assertion of llama.cpp" if "gave up" in outcome.stderr else None
 
 
-def faults(server: ForkServer, path: Path, drawn: list[mutations.Mutation]) -> list[str]:
+def faults(
+    server: ForkServer, path: Path, drawn: list[mutations.Mutation], options: tuple[Any, ...]
+) -> list[str]:
     found = []
     for mutation in drawn:
         path.write_bytes(mutation())
-        for command in (("info",), BENCH):
-            outcome = server.run(*command, "-m", path)
+        for command in (("info", "-m"), (*BENCH, *options)):
+            outcome = server.run(*command, path)
             wrong = fault(outcome)
             if wrong:
                 found.append(f"{command[0]}, {mutation.name}: {wrong}: {outcome.stderr[-300:]}")
@@ -98,19 +132,24 @@ def faults(server: ForkServer, path: Path, drawn: list[mutations.Mutation]) -> l
 
 @pytest.mark.parametrize("base", BASES)
 def test_mutated_models(
-    servers: list[ForkServer], content: Callable[[str], bytes], tmp_path: Path, base: str
+    servers: list[ForkServer],
+    content: Callable[[str], bytes],
+    companions: Callable[[str], tuple[Any, ...]],
+    tmp_path: Path,
+    base: str,
 ) -> None:
-    drawn = random.Random(1).sample(mutations.of(content(base), seed=1), BASES[base][2])
+    options = companions(base)
+    drawn = random.Random(1).sample(mutations.of(content(base), seed=1), BASES[base].count)
     with ThreadPoolExecutor() as pool:
         halves = [
-            pool.submit(faults, server, tmp_path / f"{half}.gguf", drawn[half::2])
+            pool.submit(faults, server, tmp_path / f"{half}.gguf", drawn[half::2], options)
             for half, server in enumerate(servers)
         ]
     assert [fault for half in halves for fault in half.result()] == []
 
 
 def test_there_are_at_least_500_mutations() -> None:
-    assert sum(count for _, _, count in BASES.values()) >= 500
+    assert sum(base.count for base in BASES.values()) >= 500
 
 
 @pytest.mark.parametrize("arch", DEADLY)
@@ -221,8 +260,11 @@ def test_long_words_where_the_pre_tokenizer_recurses(
         "-ctv q5_1 -fa auto",
     ],
 )  # fmt: skip
-def test_options_at_their_bounds(server: ForkServer, options: str) -> None:
-    outcome = server.run("bench", "-p", "the time of", "-n", 4, "-t", 1, *options.split())
+def test_options_at_their_bounds(
+    server: ForkServer, tiny: Callable[..., Path], options: str
+) -> None:
+    model = ("-m", tiny("qwen35"), "-p", "the time of", "-n", 4, "-t", 1)
+    outcome = server.run("bench", *model, *options.split())
     assert fault(outcome) is None, outcome
 
 

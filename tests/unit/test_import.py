@@ -356,7 +356,7 @@ def test_pages_that_cannot_be_are_refused(tmp_path, content, words):
 
 
 def test_what_is_neither_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xff\xfe nothing\n" * 1000)
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfd nothing\n" * 1000)
     (tmp_path / "b.log").write_text("\n".join(A.alone()))
     with pytest.raises(InputError, match=r"a\.txt: no finished request"):
         from_files([tmp_path / "a.txt"])
@@ -364,8 +364,9 @@ def test_what_is_neither_is_refused(tmp_path):
         from_files([tmp_path / "b.log", tmp_path / "b.log"])
     with pytest.raises(InputError, match="more than two"):
         from_files([tmp_path / "b.log"] * 3)
-    for name in ("none.log", "."):
-        with pytest.raises(InputError, match="cannot be read"):
+    (tmp_path / "a.txt").write_text("a log of PowerShell", encoding="utf-16")
+    for name, words in (("none.log", "cannot"), (".", "directory"), ("a.txt", "is UTF-16")):
+        with pytest.raises(InputError, match=words):
             from_files([tmp_path / name])
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from mtpstats import _core
 from mtpstats.cli.signals import Watch
+from mtpstats.llama import log
+from mtpstats.llama.interrupt import DeferredInterrupt
 
 
 def wait_for_stop():
@@ -48,6 +50,12 @@ def test_handlers_and_wakeup_are_given_back():
     assert threading.active_count() == threads
 
 
+def test_one_that_came_while_llama_cpp_logged_is_delivered_after_the_call(monkeypatch):
+    monkeypatch.setattr(log.Log, "_receive", lambda: signal.raise_signal(signal.SIGINT))
+    with Watch(), pytest.raises(KeyboardInterrupt), DeferredInterrupt():
+        log.Log._receive()
+
+
 def test_outside_the_main_thread_nothing_is_done():
     threads = []
 
@@ -67,6 +75,8 @@ SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 from mtpstats import _core
 from mtpstats.cli.signals import Watch
+from mtpstats.llama import log
+from mtpstats.llama.interrupt import DeferredInterrupt
 from mtpstats.llama.log import Log
 
 for number in (signal.SIGTERM, signal.SIGHUP):
