@@ -10,7 +10,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
@@ -34,13 +34,13 @@ from mtpstats.trace import (
     off_path,
 )
 
-__all__ = ["TraceWriter", "begun", "check_new", "load"]
+__all__ = ["SAME", "TraceReader", "TraceWriter", "begun", "check_new", "load"]
 
 GATES: Final = 3  # candidates kept where only the greedy path goes
 MAX_LINE: Final = 16 << 20
 
 # What a resumed recording must have in common with what the file holds.
-_SAME: Final = (
+SAME: Final = (
     "schema", "width", "arrays", "depth", "every", "n_predict", "head", "sampling", "settings",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
     where = printable(os.fspath(path))
     try:
         with reading.open_regular(path) as file:
-            return _Reader(file, where).trace()
+            return TraceReader(file, where).trace()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{where}: cannot be read: {reason}") from None
@@ -60,7 +60,7 @@ class _Cut(Exception):
     """The file ends inside a record."""
 
 
-class _Reader:
+class TraceReader:
     """Reads a trace file from its start; ``end`` is where its whole records end."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
@@ -68,6 +68,7 @@ class _Reader:
         self.end = 0
 
     def header(self) -> dict[str, Any]:
+        """Return the first line; InputError for anything else than a trace."""
         line = self.file.readline(MAX_LINE)
         if not line:
             raise InputError(f"{self.where}: the file is empty")
@@ -92,6 +93,7 @@ class _Reader:
         return header
 
     def trace(self) -> Trace:
+        """Return all of it."""
         header = self.header()
         prompts: list[TracedPrompt] = []
         incomplete = None
@@ -108,7 +110,26 @@ class _Reader:
         except InputError as error:
             raise InputError(f"{self.where}: {error}") from None
 
-    def _prompt(self, header: dict[str, Any], place: str) -> TracedPrompt:
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the line of every prompt after the header; ``end`` is where its record ends.
+
+        The arrays are checked for damage, not for sense. Raises ``InputError`` also for a file
+        that is cut off.
+        """
+        number = 0
+        while self.end < self.size:
+            number += 1
+            place = f"{self.where}: prompt {number}"
+            try:
+                record, _ = self._record(place)
+            except _Cut:
+                raise InputError(
+                    f"{place} is cut off: go on with the recording first (--resume)"
+                ) from None
+            self.end = self.file.tell()
+            yield record
+
+    def _record(self, place: str) -> tuple[dict[str, Any], bytes]:
         line = self.file.readline(MAX_LINE)
         if not line.endswith(b"\n"):
             if len(line) < MAX_LINE and line.isascii() and line.startswith(b"{"):
@@ -125,6 +146,10 @@ class _Reader:
         data = self.file.read(size)
         if zlib.crc32(data) != record.get("crc32"):
             raise InputError(f"{place}: damaged: the checksum of its arrays is not right")
+        return record, data
+
+    def _prompt(self, header: dict[str, Any], place: str) -> TracedPrompt:
+        record, data = self._record(place)
         try:
             width = header.get("width", 0)
             return _unpacked(record, _read_arrays(data, width), header["depth"], width)
@@ -356,7 +381,7 @@ class TraceWriter:
             if not start or _starts_like_a_header(start):
                 return 0
             file.seek(0)
-            reader = _Reader(file, self._where)
+            reader = TraceReader(file, self._where)
             found = reader.trace()
             self._compare(found.header)
             self.header = found.header
@@ -365,7 +390,7 @@ class TraceWriter:
 
     def _compare(self, found: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(self.header))
-        for key in _SAME:
+        for key in SAME:
             if found.get(key) != wanted.get(key):
                 ours, theirs = found.get(key), wanted.get(key)
                 if isinstance(ours, dict) and isinstance(theirs, dict):

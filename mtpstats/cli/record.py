@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
+from mtpstats.cli import spread as spreading
 from mtpstats.cli.long_options import LongRunOptions
+from mtpstats.cli.spread_options import SpreadOptions
 from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.cli.trace_options import RecordOptions
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.errors import InputError, MtpStatsError, SetAside
 
 if TYPE_CHECKING:
     from mtpstats.record import Recorded
@@ -44,6 +46,7 @@ Examples:
     choice=options.SelectionOptions,
     sampling=options.SamplingOptions,
     long=LongRunOptions,
+    spread=SpreadOptions,
     output=options.JsonOption,
     log=options.LogOption,
 )
@@ -55,6 +58,7 @@ def command(
     choice: options.SelectionOptions,
     sampling: options.SamplingOptions,
     long: LongRunOptions,
+    spread: SpreadOptions,
     output: options.JsonOption,
     log: options.LogOption,
 ) -> None:
@@ -66,6 +70,8 @@ def command(
     passes and head steps is measured.
     """
     _check_output(recording)
+    inputs.check_shard(spread.shard, sampling)
+    spreading.check(spread, log)
 
     from mtpstats import record as records
 
@@ -86,7 +92,9 @@ def command(
         to_stderr(f"mtpstats: {text}\n")
 
     settings = records.RecordSettings(
-        inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
+        inputs.settings(
+            model, devices, sampling, inputs.selection(choice, spread.shard), recording.n_predict
+        ),
         depth=recording.depth,
         width=recording.width,
         every=recording.every,
@@ -94,17 +102,28 @@ def command(
         costs=not recording.no_cost,
     )
     try:
-        done = records.record(
-            settings,
-            prompts,
-            recording.output,
-            time_limit=long.time_limit,
-            on_progress=line if line.enabled else None,
-            on_log=show_log if log.verbose else None,
-            on_abort=on_abort,
-            on_removed=on_removed,
-            command=["mtpstats", *sys.argv[1:]],
-        )
+        if spread.ray is not None:
+            done = spreading.record(
+                spread,
+                settings,
+                prompts,
+                recording.output,
+                time_limit=long.time_limit,
+                on_progress=line if line.enabled else None,
+                on_note=on_removed,
+            )
+        else:
+            done = records.record(
+                settings,
+                prompts,
+                recording.output,
+                time_limit=long.time_limit,
+                on_progress=line if line.enabled else None,
+                on_log=show_log if log.verbose else None,
+                on_abort=on_abort,
+                on_removed=on_removed,
+                command=["mtpstats", *sys.argv[1:]],
+            )
     finally:
         line.clear()
     if recording.cost_out is not None:
@@ -120,6 +139,8 @@ def command(
         to_stdout(render(done))
     if said:
         to_stderr(f"mtpstats: {said}\n")
+    if done.set_aside:
+        raise SetAside(done.set_aside, done.n_before + done.n_done + len(done.set_aside))
 
 
 def _check_output(recording: RecordOptions) -> None:
