@@ -25,10 +25,16 @@ setup(
                 ],
                 extra_compile_args=flags,
             ),
+            Extension("mtpstats._beams", ["mtpstats/_beams.pyx"], extra_compile_args=flags),
             Extension(
                 "mtpstats._replay",
                 ["mtpstats/_replay.pyx"],
-                depends=["mtpstats/_verify.pxi", "mtpstats/_paths.pxi"],
+                depends=[
+                    "mtpstats/_grown.pxi",
+                    "mtpstats/_paths.pxi",
+                    "mtpstats/_verify.pxi",
+                    "mtpstats/_walk.pxi",
+                ],
                 extra_compile_args=flags,
             ),
         ],

@@ -30,10 +30,11 @@ def main() -> None:
     parser.add_argument("--roots", type=int, default=100_000)
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=400)
+    parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    trace = made_up(args.roots, args.depth, args.prompts)
+    trace = made_up(args.roots, args.depth, args.prompts, width=args.width)
     rng = np.random.default_rng(0)
     curves = [
         Curve({n: Point.of(base * (1 + slope * n) * rng.uniform(0.97, 1.1, 30)) for n in points})

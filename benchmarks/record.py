@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--predict", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--n-max", type=int, default=8, help="of bench")
     args = parser.parse_args()
     common = ("-m", args.model, "-n", args.predict, "-t", args.threads, "-c", 512)
@@ -53,7 +54,7 @@ def main() -> None:
             def record(text: str = prompt.text, path: Path = path) -> float:
                 return mtpstats(
                     "record", *common, "-p", text, "--no-escape", "--depth", args.depth,
-                    "--no-cost", "-o", path,
+                    "--width", args.width, "--no-cost", "-o", path,
                 )["recorded"]["seconds"]  # fmt: skip
 
             if i % 2:

@@ -20,11 +20,30 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mtpstats import replay as replays
+from mtpstats._beams import Beams
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Root, Tree
 from mtpstats.trace import UNKNOWN, Trace, TracedPrompt, trace_header
 
 
-def made_up(n_roots: int, depth: int, prompts: int, seed: int = 0) -> Trace:
+def beams(p: np.ndarray, width: int) -> dict:
+    """Beams of a text whose nodes off the greedy path have probabilities of other places."""
+    n, depth = p.shape[:2]
+    node, rows, flat = [], [], p.reshape(-1, 8)
+    for r in range(n):
+        grown, nodes = Beams(width), [(0, 0)]
+        for d in range(depth):
+            here = flat[(r * depth + d + 7919 * np.arange(len(nodes))) % len(flat)]
+            node += [(d, *one) for one in nodes]
+            rows.append(here)
+            nodes = grown.grow(here)
+    return {
+        "width": width,
+        "beam_node": np.array(node, np.uint8),
+        "beam_p": np.concatenate(rows),
+    }
+
+
+def made_up(n_roots: int, depth: int, prompts: int, seed: int = 0, width: int = 0) -> Trace:
     """A trace whose ranks decay with depth as those of a single head do."""
     rng = np.random.default_rng(seed)
     texts = []
@@ -60,9 +79,10 @@ def made_up(n_roots: int, depth: int, prompts: int, seed: int = 0) -> Trace:
                 off_p=p.reshape(-1, 8)[off],
                 off_top10=np.ones(len(off)),
                 overlap=np.full((n, depth), np.nan),
+                **(beams(p, width) if width else {}),
             )
         )
-    return Trace(trace_header(depth=depth, n_predict=n - depth - 2), texts)
+    return Trace(trace_header(depth=depth, width=width, n_predict=n - depth - 2), texts)
 
 
 class Sure(Policy):

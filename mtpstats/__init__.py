@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from mtpstats._core import top_k as top_k
     from mtpstats.policy import AdaptiveDepth as AdaptiveDepth
     from mtpstats.policy import Chain as Chain
+    from mtpstats.policy import Eagle2 as Eagle2
     from mtpstats.policy import GatedSiblings as GatedSiblings
+    from mtpstats.policy import OptTree as OptTree
     from mtpstats.policy import Policy as Policy
     from mtpstats.policy import Tree as Tree
     from mtpstats.replay import AnyPolicy
@@ -30,7 +32,9 @@ _HOME = {
     "AdaptiveDepth": "policy",
     "Chain": "policy",
     "Collector": "stats",
+    "Eagle2": "policy",
     "GatedSiblings": "policy",
+    "OptTree": "policy",
     "Policy": "policy",
     "Snapshot": "stats",
     "Trace": "trace",
@@ -42,7 +46,9 @@ __all__ = [
     "AdaptiveDepth",
     "Chain",
     "Collector",
+    "Eagle2",
     "GatedSiblings",
+    "OptTree",
     "Policy",
     "Snapshot",
     "Trace",

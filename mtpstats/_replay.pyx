@@ -50,6 +50,9 @@ cdef struct Text:
     const float *off_p
     const float *off_top10
     const float *margin
+    const uint8_t *beam_node    # depth, parent, rank of each node; NULL: no width
+    const float *beam_p
+    int32_t *beam_at    # [roots] where each root's nodes start
     int32_t *off_at     # [roots] where each root's entries of off_p start
     uint8_t *greedy     # [roots] how many ranks are 1 before another
     int32_t roots
@@ -137,6 +140,9 @@ cdef class Store:
         cdef const float[:, ::1] off_p = prompt.off_p
         cdef const float[::1] off_top10 = prompt.off_top10
         cdef const float[::1] margin = prompt.margin
+        cdef const uint8_t[:, ::1] beam_node = prompt.beam_node
+        cdef const float[:, ::1] beam_p = prompt.beam_p
+        cdef int64_t at
         cdef int32_t off = 0
         cdef int64_t r
         cdef int d
@@ -177,6 +183,16 @@ cdef class Store:
             for d in range(x.depth):
                 if isnan(x.p[(r * x.depth + d) * RANKS]):
                     x.gaps = True
+        if prompt.width:
+            x.beam_node, x.beam_p = &beam_node[0, 0], &beam_p[0, 0]
+            x.beam_at = <int32_t *>malloc((x.roots + 1) * sizeof(int32_t))
+            if x.beam_at == NULL:
+                raise MemoryError
+            r = 0
+            for at in range(beam_node.shape[0]):
+                if beam_node[at, 0] == 0:
+                    x.beam_at[r] = <int32_t>at
+                    r += 1
         return 0
 
     cdef bint _hole(self, const Text *x, int64_t r) noexcept nogil:
@@ -192,10 +208,12 @@ cdef class Store:
             for i in range(self.n):
                 free(self.texts[i].off_at)
                 free(self.texts[i].greedy)
+                free(self.texts[i].beam_at)
         free(self.texts)
 
 
 include "_verify.pxi"
+include "_grown.pxi"
 
 
 # ---- whole texts
@@ -346,6 +364,41 @@ cdef class Run:
                 self._end(i)
         self._finish()
 
+    def grown(self, int n_nodes, int depth, int width, int ranks, delta):
+        """A tree grown at every root, as ``policy.OptTree`` says, or without a delta ``Eagle2``.
+
+        ``ranks``: candidates of a node that count. The prompts must have beams of the width.
+        """
+        cdef Growth k
+        cdef Grown *g
+        cdef int i, r, sent, listed
+        cdef Text *x
+        cdef Out *o
+        k.n_nodes, k.depth, k.width, k.ranks = n_nodes, depth, width, ranks
+        k.eager = delta is not None
+        k.delta = delta if k.eager else 0.0
+        g = <Grown *>malloc(sizeof(Grown))
+        if g == NULL:
+            raise MemoryError
+        with nogil:
+            for i in range(self.store.n):
+                x = &self.store.texts[i]
+                o = &self.outs[i]
+                self._begin(i)
+                if self.limits.uniform:
+                    for r in range(x.roots):
+                        if _counts(x, &self.limits, r):
+                            o.tokens += _grown(x, &self.limits, r, &k, g, o, &sent, &listed)
+                            o.stop = GOING
+                else:
+                    r = 0
+                    while _may_go_on(x, &self.limits, r, o):
+                        r += _grown(x, &self.limits, r, &k, g, o, &sent, &listed)
+                    o.tokens = r
+                self._end(i)
+        free(g)
+        self._finish()
+
     def adaptive(self, int low, int start, int n_max, int up, int down, double p_min):
         """A chain whose n_max follows the outcomes."""
         cdef Rule k
@@ -390,81 +443,5 @@ cdef class Run:
         self._finish()
 
 
-cdef class Walk:
-    """What a policy in Python sees of a root; see ``policy.Root``."""
-
-    cdef Run run
-    cdef Text *x
-    cdef Out *o
-    cdef int r
-    cdef object _prompt
-    cdef readonly int limit
-
-    @property
-    def position(self):
-        return self.x.first + self.r * self.x.every
-
-    @property
-    def depth(self):
-        return self.x.depth
-
-    @property
-    def p(self):
-        return self._prompt.p[self.r]
-
-    @property
-    def p_top10(self):
-        return self._prompt.p_min_p[self.r]
-
-    cdef _drive(self, begin, draft, verified, shape_of):
-        cdef Limits *lim = &self.run.limits
-        begin()
-        self.r = 0
-        if lim.uniform:
-            for self.r in range(self.x.roots):
-                if _counts(self.x, lim, self.r):
-                    self.o.tokens += self._once(draft, verified, shape_of)
-                    self.o.stop = GOING
-            return
-        while _may_go_on(self.x, lim, self.r, self.o):
-            self.r += self._once(draft, verified, shape_of)
-        self.o.tokens = self.r
-
-    cdef int _once(self, draft, verified, shape_of) except -1:
-        cdef Limits *lim = &self.run.limits
-        cdef Plan plan = _plan(self.x, lim, self.r, self.x.depth, 0)
-        cdef Rule k
-        cdef Shape shape
-        cdef int sent = 0, listed = 0, grown, n, steps = -1
-        self.limit = plan.limit
-        chosen = draft(self)
-        if type(chosen) is tuple:
-            if len(chosen) != 2:
-                raise InputError(f"the policy drafted {chosen!r}: neither a length nor a tree, "
-                                 "nor one of them and the head's steps")
-            chosen, steps = chosen
-            if steps < 0:
-                raise InputError(f"the policy says that the head ran {steps} steps")
-        if hasattr(chosen, "__index__"):
-            if not 0 <= chosen <= self.x.depth:
-                raise InputError(f"the policy drafted {chosen} tokens; the trace holds "
-                                 f"{self.x.depth}")
-            n = chosen
-            memset(&k, 0, sizeof(k))
-            k.n_max = n
-            grown = _chain(self.x, lim, self.r, &k, self.o, &sent, &listed)
-            n = min(n, plan.limit)
-            if grown and steps >= 0:
-                self.o.widths[1] += steps - n
-        else:
-            shape = shape_of(chosen)
-            grown = _tree(self.x, lim, self.r, shape.t, self.o, &sent, &listed)
-            n = min(shape.depth, plan.limit)
-            if grown and steps > n:
-                self.o.widths[1] += steps - n
-        if grown:
-            verified(sent, listed)
-        return grown
-
-
+include "_walk.pxi"
 include "_paths.pxi"

@@ -297,16 +297,57 @@ cdef inline bint _tree_tie(const Text *x, int r, int reached, int accepted) noex
     return False
 
 
+cdef int _branched(
+    const Text *x, const Limits *lim, int r, Out *o, int nodes, int deepest, int accepted,
+    int reached, bint leaf, bint failed, int reason, bint doubtful, int *sent, int *listed
+) noexcept nogil:
+    """Verifies ``nodes`` nodes, ``deepest`` deep; returns as ``_chain``.
+
+    ``reached``: positions on the target's way that had nodes. ``leaf``: it ends where none follow,
+    for this ``reason``. ``doubtful``: noise could have drafted others.
+    """
+    cdef int d, counted, root = x.first + r * x.every
+    cdef bint inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
+    cdef bint ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
+    cdef const float *p = NULL
+    cdef double top10 = 0, p_top10 = 0
+    if not inside and (
+        (root + accepted + 1 >= x.tokens and not lim.uniform)
+        or (not leaf and x.rank[r * x.depth + accepted] == UNKNOWN)
+    ):
+        return _unknown(x, o)
+    sent[0] = nodes
+    listed[0] = accepted if leaf or not inside else accepted - 1
+    if inside:
+        reached = accepted
+    if o.near_tie < 0 and o.pairs != NULL and (doubtful or _tree_tie(x, r, reached, accepted)):
+        o.near_tie = o.verifications
+    _note(o, nodes, listed[0], accepted)
+    if o.c != NULL:
+        if failed:
+            o.c.invalid += 1
+        else:
+            counted = accepted if inside else deepest
+            count_verification(o.c, counted, reached, accepted)
+            for d in range(reached):
+                _forced(x, r, d, &p, &top10, &p_top10)
+                _choice(o.c, d, x.rank[r * x.depth + d], p, top10, p_top10)
+            if reached == accepted:
+                count_censored(o.c, accepted, REASON_END if inside else reason)
+    if ended:
+        o.stop = STOP_EOG
+        return accepted if inside else accepted + 1
+    return accepted + 1
+
+
 cdef int _tree(
     const Text *x, const Limits *lim, int r, const Nodes *t, Out *o, int *sent, int *listed
 ) noexcept nogil:
     """As ``_chain`` for a tree."""
     cdef Plan plan = _plan(x, lim, r, t.depth, 0)
-    cdef int d, at = 0, accepted = 0, reached = 0, rank = 0, nodes, counted
-    cdef int limit = plan.limit, root = x.first + r * x.every
-    cdef bint failed = False, inside, ended, leaf
-    cdef const float *p = NULL
-    cdef double top10 = 0, p_top10 = 0
+    cdef int d, at = 0, accepted = 0, reached = 0, rank = 0, nodes, grew
+    cdef int limit = plan.limit
+    cdef bint failed = False
     if x.gaps:
         for d in range(min(limit, max(t.trunk, 1))):
             failed = failed or isnan(x.p[(r * x.depth + d) * RANKS])
@@ -318,40 +359,15 @@ cdef int _tree(
             break
         at = t.child[at][rank]
         accepted += 1
-    leaf = nodes == 0 or accepted == limit or not t.children[at]
-    inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
-    ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
-    if not inside and (
-        (root + accepted + 1 >= x.tokens and not lim.uniform) or (not leaf and rank == UNKNOWN)
-    ):
-        return _unknown(x, o)
-    sent[0] = nodes
-    listed[0] = accepted if leaf or not inside else accepted - 1
-    if inside:
-        reached = accepted
-    if o.near_tie < 0 and o.pairs != NULL and _tree_tie(x, r, reached, accepted):
-        o.near_tie = o.verifications
-    _note(o, nodes, listed[0], accepted)
-    for d in range(1 if failed else limit):
-        o.widths[1 if d == 0 else t.width[d]] += 1
-    if o.c != NULL:
-        if failed:
-            o.c.invalid += 1
-        else:
-            counted = accepted if inside else limit
-            count_verification(o.c, counted, reached, accepted)
-            for d in range(reached):
-                _forced(x, r, d, &p, &top10, &p_top10)
-                _choice(o.c, d, x.rank[r * x.depth + d], p, top10, p_top10)
-            if reached == accepted:
-                count_censored(
-                    o.c, accepted,
-                    REASON_END if inside else plan.reason if t.children[at] else REASON_N_MAX,
-                )
-    if ended:
-        o.stop = STOP_EOG
-        return accepted if inside else accepted + 1
-    return accepted + 1
+    grew = _branched(
+        x, lim, r, o, nodes, limit, accepted, reached,
+        nodes == 0 or accepted == limit or not t.children[at], failed,
+        plan.reason if t.children[at] else REASON_N_MAX, False, sent, listed
+    )
+    if grew:
+        for d in range(1 if failed else limit):
+            o.widths[1 if d == 0 else t.width[d]] += 1
+    return grew
 
 
 cdef inline bint _counts(const Text *x, const Limits *lim, int r) noexcept nogil:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats.llama import arch
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
+from mtpstats.policy import AdaptiveDepth, Chain, Eagle2, GatedSiblings, Grown, OptTree, Tree
 from mtpstats.price import Priced, Pricer, fastest
 from mtpstats.replay import AnyPolicy, Totals, heads, reach, totals
 from mtpstats.trace import Trace
@@ -84,6 +84,29 @@ def adaptive(best: Priced, trace: Trace) -> Iterable[AdaptiveDepth]:
                 yield AdaptiveDepth(n_max, p_min=p_min, up=up)
 
 
+def grown(trace: Trace) -> Iterable[Grown]:
+    """Trees grown while they are drafted, as wide as the trace's beams; none without beams."""
+    deepest = reach(trace)
+    for width in sorted({n for n in (1, 2, 4, 8, 16) if n < trace.width} | {trace.width} - {0}):
+        for n_nodes in (4, 8, 16):
+            yield OptTree(n_nodes, deepest, width, 0.1)
+            if width > 1:
+                yield Eagle2(n_nodes, min(4, deepest), width)
+
+
+def around(best: Grown, deepest: int) -> Iterable[Grown]:
+    """Others like a grown tree: smaller and larger, more and less eager to go deeper."""
+    for n_nodes in (best.n_nodes // 2, best.n_nodes * 3 // 2, best.n_nodes * 2):
+        yield replace(best, n_nodes=n_nodes)
+    if isinstance(best, OptTree):
+        for delta in (0.0, 0.05, 0.2, 0.4):
+            yield replace(best, delta=delta)
+    else:
+        for depth in (2, 3, 6, 8):
+            if depth <= deepest and depth != best.depth:
+                yield replace(best, depth=depth)
+
+
 class Bench:
     """Policies over one trace, replayed and priced."""
 
@@ -101,6 +124,16 @@ class Bench:
     def priced(self, policies: Iterable[AnyPolicy]) -> list[Priced]:
         """Replay and price."""
         return self._pricer.price((policy, self._totals(policy)) for policy in policies)
+
+    def grown(self) -> list[Priced]:
+        """Trees grown while they are drafted: a few of each kind, and more around the fastest."""
+        found = self.priced(grown(self._trace))
+        for kind in (OptTree, Eagle2):
+            best = fastest(p for p in found if isinstance(p.policy, kind))
+            if best is not None:
+                assert isinstance(best.policy, Grown)
+                found += self.priced(around(best.policy, reach(self._trace)))
+        return found
 
     def trees(self, budget: int) -> list[Priced]:
         """The best tree of each budget; the fastest one improved for the starts of a run."""

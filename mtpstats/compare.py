@@ -35,7 +35,7 @@ _MACHINE: Final = (
     *("environment.cpu", "environment.devices", "settings.n_threads", "settings.n_parallel"),
 )
 # What was asked for, or how many: not what ran.
-_MEANT: Final = {"n_prompts", "chat_prompts", "n_max_asked", "temp_source"}
+_MEANT: Final = {"n_prompts", "chat_prompts", "n_max_asked", "temp_source", "shard"}
 _LIBRARY: Final = ("version", "source", "backend", "flags")
 _SHOWN: Final = (
     *("model.file", "model.architecture", "model.quantisation", "model.sha256"),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MtpStatsError(Exception):
     """Base of every exception mtpstats raises on purpose."""
@@ -57,3 +59,14 @@ class CheckFailed(MtpStatsError):
     """A check the user asked for did not hold."""
 
     exit_code = 3
+
+
+class SetAside(MtpStatsError):
+    """All is done but for prompts that killed two workers each; ``exit_code`` 1."""
+
+    def __init__(self, names: Sequence[str], planned: int) -> None:
+        shown = ", ".join(name for name in names[:5])
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        super().__init__(
+            f"{len(names)} of {planned} prompts set aside, each killed two workers: {shown}{more}"
+        )

@@ -23,13 +23,15 @@ MAX_PROMPTS = 200_000
 class Prompt:
     """A text to continue. ``category`` is None where nobody gave one.
 
-    A ``conversation`` has no text yet: the model's chat template makes it.
+    A ``conversation`` has no text yet: the model's chat template makes it. ``index`` is the place
+    in the whole run of a prompt that a shard runs.
     """
 
     id: str
     category: str | None
     text: str
     conversation: Conversation | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)

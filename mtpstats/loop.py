@@ -105,6 +105,7 @@ class Loop:
     ``on_record`` receives each prompt's index and record once all drivers have finished it, before
     another prompt takes its place; what it raises ends the run. ``on_stats`` hears the statistics
     of the run so far, ``on_text`` the text by prompt as it is made and ``b""`` at the end of each.
+    Drivers that already have a ``collector`` go on with it.
     """
 
     def __init__(
@@ -117,8 +118,9 @@ class Loop:
         on_stats: Callable[[Snapshot], None] | None = None,
         on_text: Callable[[Prompt, bytes], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        collector: Collector | None = None,
     ) -> None:
-        self.collector = Collector(
+        self.collector = collector or Collector(
             settings.draft.n_max,
             enabled=settings.stats,
             every=settings.stats_every if on_stats else 0,
@@ -146,6 +148,7 @@ class Loop:
         *,
         done: Mapping[int, dict[str, Any]] | None = None,
         until: float | None = None,
+        warm_up: bool = True,
     ) -> None:
         """Run every prompt that is not ``done`` through both drivers.
 
@@ -158,7 +161,9 @@ class Loop:
         self._take(done or {})
         if not self._waiting or is_over(until):
             return
-        self._warm_up()
+        if warm_up:
+            self._warm_up()
+        self._warm = True
         self._tell()
         tokens = [self._tokens[index] for index in self._waiting]
         with ExitStack() as stack:
@@ -203,7 +208,6 @@ class Loop:
             for _ in side.driver.rounds(first, WARM_UP_TOKENS):
                 pass
         self.collector.reset()
-        self._warm = True
 
     def _receiver(self, side: _Side) -> Callable[[int, Generation], None]:
         """Return what takes a driver's finished texts and makes a record when all have it."""
@@ -263,6 +267,7 @@ def _record(
     """Return one entry of the result's ``prompts``."""
     return {
         "id": prompt.id,
+        **({} if prompt.index is None else {"index": prompt.index}),
         "category": prompt.category,
         "prompt_sha256": hashlib.sha256(prompt.text.encode()).hexdigest(),
         "n_prompt": n_prompt,

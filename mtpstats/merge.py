@@ -14,6 +14,7 @@ from mtpstats.text import printable
 # needs; where it was too small for one, that prompt's ``stop`` says so.
 _ADDED: Final = ("n_prompts", "chat_prompts")
 _MAY_DIFFER: Final = "n_ctx"
+_SHARD: Final = "shard"  # of what, must be alike; which one, not
 
 _MODEL: Final = (
     *("sha256", "size", "architecture", "parameters", "vocabulary", "nextn_blocks"),
@@ -31,7 +32,9 @@ def merge(shards: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             merged gives the same as merging everything at once.
 
     Returns:
-        A result whose prompts are sorted by id. ``environment.merged`` lists the shards.
+        A result whose prompts are in the order of the whole run if they are of ``--shard``, else
+        sorted by id. All shards of a run give its result, as if it had not been split.
+        ``environment.merged`` lists the shards.
 
     Raises:
         InputError: fewer than two shards; runs that differ in a field that can change a number
@@ -50,11 +53,14 @@ def merge(shards: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             )
     _refuse_duplicates(shards)
     every = [result for _, result in shards]
+    settings = merged_settings([result["settings"] for result in every])
     prompts = sorted(
         (prompt for result in every for prompt in result["prompts"]),
-        key=lambda prompt: _natural(prompt["id"]),
+        key=lambda prompt: place(prompt["id"], prompt.get("index")),
     )
-    return results.make(_environment(every), _model(every), _settings(every), prompts)
+    if _SHARD not in settings:
+        prompts = [{k: v for k, v in prompt.items() if k != "index"} for prompt in prompts]
+    return results.make(merged_environment(every), _model(every), settings, prompts)
 
 
 def difference(first: dict[str, Any], other: dict[str, Any]) -> tuple[str, str, str] | None:
@@ -76,8 +82,9 @@ def _fields(first: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
         if not (key == "file" and known):
             yield f"model.{key}"
         yield f"model.draft_model.{key}"
-    for key in sorted({*first["settings"], *other["settings"]} - {*_ADDED, _MAY_DIFFER}):
+    for key in sorted({*first["settings"], *other["settings"]} - {*_ADDED, _MAY_DIFFER, _SHARD}):
         yield f"settings.{key}"
+    yield from ("settings.shard.of", "settings.shard.prompts")
     yield "environment.mtpstats"
     for key in _LIBRARY:
         yield f"environment.library.{key}"
@@ -117,6 +124,11 @@ def _refuse_duplicates(shards: Sequence[tuple[str, dict[str, Any]]]) -> None:
             )
 
 
+def place(name: str, index: int | None) -> tuple[int, list[tuple[int, int, str]]]:
+    """Return a key that sorts prompts by their place in the whole run, or by their ids."""
+    return (-1, _natural(name)) if index is None else (index, [])
+
+
 def _natural(text: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts prompt-2 before prompt-10."""
     parts = re.split(r"([0-9]+)", text)
@@ -128,18 +140,24 @@ def _model(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**models[0], "file": min((m["file"] for m in models if m["file"]), default=None)}
 
 
-def _settings(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    settings = [result["settings"] for result in every]
-    contexts = {s[_MAY_DIFFER] for s in settings}
+def merged_settings(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of runs that are alike; of all shards of one run, those of that run."""
+    contexts = {s.get(_MAY_DIFFER) for s in settings}
     merged = {**settings[0], _MAY_DIFFER: contexts.pop() if len(contexts) == 1 else None}
+    shards = [s[_SHARD] for s in settings if _SHARD in s]
+    if shards:
+        numbers = sorted({number for shard in shards for number in shard["numbers"]})
+        merged[_SHARD] = {**shards[0], "numbers": numbers}
     for key in _ADDED:
         if any(key in s for s in settings):
             counts = [s.get(key) for s in settings]
             merged[key] = None if None in counts else sum(counts)
+    if shards and merged["n_prompts"] == shards[0]["prompts"]:
+        del merged[_SHARD]
     return merged
 
 
-def _environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merged_environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what the shards' environments share, and each shard's time and command."""
     environments = [result["environment"] for result in every]
     first = environments[0]
@@ -156,7 +174,11 @@ def _environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "time": min(times, default=None),
         "merged": sorted(shards, key=repr),
     }
-    merged.pop("command", None)
+    for key in ("command", "workers", "set_aside"):
+        merged.pop(key, None)
+    aside = [one for environment in environments for one in environment.get("set_aside", ())]
+    if aside:
+        merged["set_aside"] = sorted(aside, key=repr)
     sources = [e["source"] for e in environments if e.get("source")]
     if sources:
         merged["source"] = {

@@ -88,7 +88,7 @@ class Plan:
     chain: Priced
     """The best chain."""
     wide: Priced | None
-    """The best of those llama.cpp cannot run: trees, gates, adaptive depth."""
+    """The best of those llama.cpp cannot run: trees, fixed or grown, gates, adaptive depth."""
     recommended: Priced
     starts: str
     limits: Limits
@@ -141,6 +141,7 @@ def make(trace: Trace, costs: Costs, *, seed: int = 0, budget: int = BUDGET) -> 
     found = [none, *chains, *bench.priced(candidates.gates(by_speed[:3]))]
     if bench.starts == "policy":
         found += bench.priced(candidates.adaptive(by_speed[0], trace))
+    found += bench.grown()
     found += bench.trees(budget)
     found = [replace(p, speedup=p.over(none)) for p in found]
 
@@ -159,7 +160,7 @@ def make(trace: Trace, costs: Costs, *, seed: int = 0, budget: int = BUDGET) -> 
         none=none,
         default=default,
         chain=chain,
-        wide=fastest(p for p in found if p.kind in ("tree", "gated", "adaptive")),
+        wide=fastest(p for p in found if p.kind not in ("none", "chain")),
         recommended=recommend(none, default, chain),
         starts=bench.starts,
         limits=_limits(chain, none, found),
@@ -354,8 +355,8 @@ def _times(figure: Figure) -> str:
 def to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON types, schema ``mtpstats.plan/1``; times in seconds.
 
-    ``policies`` holds the series of every figure: chains by ``n_max`` and ``p_min``, trees by
-    ``n_nodes``.
+    ``policies`` holds the series of every figure: chains by ``n_max`` and ``p_min``, trees and
+    grown ones by ``n_nodes``.
     """
     trace = plan.trace
     number = {id(priced): i for i, priced in enumerate(plan.policies)}
@@ -371,6 +372,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             "roots": trace.n_roots,
             "tokens": int(plan.none.tokens[0]),
             "depth": trace.depth,
+            "width": trace.width,
             "every": trace.every,
             "n_predict": trace.n_predict,
             "incomplete": trace.incomplete,
@@ -409,7 +411,7 @@ def _entry(priced: Priced) -> dict[str, Any]:
         "kind": priced.kind,
         "n_max": getattr(policy, "n_max", None),
         "p_min": getattr(policy, "p_min", None),
-        "n_nodes": len(policy) if isinstance(policy, Tree) else None,
+        "n_nodes": len(policy) if isinstance(policy, Tree) else getattr(policy, "n_nodes", None),
         "tokens_per_second": _figure(priced.rate),
         "speedup": _figure(priced.speedup),
         "in_sample_tokens_per_second": _figure(priced.in_sample),

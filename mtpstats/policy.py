@@ -25,7 +25,10 @@ __all__ = [
     "AdaptiveDepth",
     "Branching",
     "Chain",
+    "Eagle2",
     "GatedSiblings",
+    "Grown",
+    "OptTree",
     "Path",
     "Policy",
     "Root",
@@ -37,6 +40,7 @@ Path: TypeAlias = tuple[int, ...]
 
 MAX_DEPTH: Final = 16
 MAX_NODES: Final = 1023
+MAX_WIDTH: Final = 16
 RANKS: Final = 8
 MAX_BYTES: Final = 1 << 20  # of a file of choices
 
@@ -158,6 +162,72 @@ class AdaptiveDepth(_Named):
         return self.start or self.n_max
 
 
+@dataclass(frozen=True)
+class Grown(_Named):
+    """A tree that the head's probabilities choose while it is drafted.
+
+    A node's value is the product of the head's full-vocabulary probabilities down to it. Each step
+    of the head expands at most ``width`` nodes of a depth, those of the greatest value; of all that
+    was offered the ``n_nodes`` of the greatest value are verified. Of equal values the shallower
+    node goes first, then the lower rank path. Where tokens or context are short the tree is grown
+    as deep as they allow. It needs a trace of at least this width (``record --width``).
+    """
+
+    n_nodes: int
+    """Nodes to verify, at most."""
+    depth: int
+    """Steps of the head, at most."""
+    width: int
+    """Rows of a step, at most."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_nodes <= MAX_NODES:
+            raise InputError(f"n_nodes is {self.n_nodes}: a tree has 1 to {MAX_NODES}")
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise InputError(f"depth is {self.depth}: a policy drafts 1 to {MAX_DEPTH} tokens deep")
+        if not 1 <= self.width <= MAX_WIDTH:
+            raise InputError(f"width is {self.width}: a step expands 1 to {MAX_WIDTH} nodes")
+
+
+@dataclass(frozen=True)
+class Eagle2(Grown):
+    """The dynamic draft tree of EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
+
+    Every step expands the ``width`` best nodes of the last depth, and each of them offers its
+    ``width`` best candidates (both are "top k" there, ``n_nodes`` the total of draft tokens); then
+    all nodes are ranked anew. The head always runs ``depth`` steps. Beyond 8 candidates a trace
+    holds none.
+    """
+
+    kind = "eagle2"
+
+    @property
+    def ranks(self) -> int:
+        """Candidates of a node that count."""
+        return min(self.width, RANKS)
+
+
+@dataclass(frozen=True)
+class OptTree(Grown):
+    """The adaptive draft tree of OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
+
+    After every step the tree is the ``n_nodes`` best nodes so far, which have the greatest sum of
+    values, the expected number of accepted tokens. Drafting ends when a step added no more than
+    ``delta`` to that sum. Only nodes that are in the tree are expanded: below others nothing could
+    come in. The paper has no ``width``: it takes the ``n_nodes`` best of each depth.
+    """
+
+    delta: float = 0.0
+
+    kind = "opttree"
+    ranks = RANKS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.delta <= MAX_DEPTH:
+            raise InputError(f"delta is {self.delta}: it must lie between 0 and {MAX_DEPTH}")
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Tree:
     """The same nodes at every root.
@@ -272,6 +342,15 @@ class Root(Protocol):
     def p_top10(self) -> npt.NDArray[np.float32]:
         """[depth] what llama.cpp compares with p_min; a view."""
 
+    @property
+    def width(self) -> int:
+        """The widest beam of the trace, 0 if it has none."""
+
+    def below(self, path: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """Return [8] the head's probabilities after a rank path, best first, NaN where there are
+        fewer; a view. ``()`` is the root. None where the trace holds none: no beam of 1 to
+        ``width`` nodes a depth goes there."""
+
 
 Draft: TypeAlias = "int | Tree | tuple[int | Tree, int]"
 
@@ -306,16 +385,18 @@ class Policy:
 
 
 _NAMED: Final[dict[str, Callable[..., Any]]] = {
-    kind.kind: kind for kind in (Chain, GatedSiblings, AdaptiveDepth)
+    kind.kind: kind for kind in (Chain, GatedSiblings, AdaptiveDepth, OptTree, Eagle2)
 }
 
 
-def parse_policy(spec: str) -> Chain | Tree | GatedSiblings | AdaptiveDepth:
+def parse_policy(spec: str) -> Chain | Tree | GatedSiblings | AdaptiveDepth | Grown:
     """Return the policy of a command line's words.
 
     ``chain:n_max=4,p_min=0.6``, ``gated:n_max=4,p1_max=0.7,p2_min=0.2``,
-    ``adaptive:n_max=8,up=2,down=1``, ``tree:[[0],[1],[0,0]]`` (ranks from 0, as Medusa's choices)
-    or ``tree:FILE.json`` (a file of such a list, or of an object that has it as ``choices``).
+    ``adaptive:n_max=8,up=2,down=1``, ``opttree:n_nodes=8,depth=6,width=2,delta=0.1``,
+    ``eagle2:n_nodes=8,depth=4,width=2``, ``tree:[[0],[1],[0,0]]`` (ranks from 0, as Medusa's
+    choices) or ``tree:FILE.json`` (a file of such a list, or of an object that has it as
+    ``choices``).
 
     Raises ``InputError`` for anything else.
     """
@@ -339,10 +420,11 @@ def parse_policy(spec: str) -> Chain | Tree | GatedSiblings | AdaptiveDepth:
             values[name] = int(text) if types[name] == "int" else float(text)
         except ValueError:
             raise InputError(f"policy {shown!r}: {name} is {text!r}, no number") from None
-    if "n_max" not in values:
-        raise InputError(f"policy {shown!r}: n_max is missing")
+    for f in fields(made):  # type: ignore[arg-type]
+        if f.default is MISSING and f.name not in values:
+            raise InputError(f"policy {shown!r}: {f.name} is missing")
     try:
-        policy: Chain | GatedSiblings | AdaptiveDepth = made(**values)
+        policy: Chain | GatedSiblings | AdaptiveDepth | Grown = made(**values)
     except InputError as error:
         raise InputError(f"policy {shown!r}: {error}") from None
     return policy

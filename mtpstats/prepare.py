@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 from mtpstats import reading
@@ -19,6 +20,14 @@ from mtpstats.text import printable
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Every ``of``-th prompt, from ``number`` (1 to ``of``) on: the same ones on every machine."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which prompts run, and what makes text of them.
 
@@ -26,7 +35,7 @@ class Selection:
     each text is a user's message, too; False: no template, conversations are their texts.
     ``template`` is one to use instead of the model's, ``template_name`` what to call it in errors.
     A prompt runs if it has ``min_tokens`` to ``max_tokens`` tokens; the first ``limit`` of these
-    do. ``shuffled`` only says that they came so.
+    do, or of those only what falls to ``shard``. ``shuffled`` only says that they came so.
     """
 
     chat: bool | None = None
@@ -37,6 +46,7 @@ class Selection:
     max_tokens: int | None = None
     limit: int | None = None
     shuffled: bool = False
+    shard: Shard | None = None
 
 
 class Tokenizer(Protocol):
@@ -51,51 +61,122 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The prompts that run, each with its text, their tokens, and what the result records."""
+    """The prompts that run, each with its text, their tokens, and what the result records.
+
+    ``longest`` is the length in tokens of the longest prompt, of all shards if this is one: their
+    contexts are then equal.
+    """
 
     prompts: list[Prompt]
     tokens: list[list[int]]
+    longest: int
     settings: dict[str, Any]
 
 
 def prepare(model: Tokenizer, prompts: Iterable[Prompt], selection: Selection) -> Prepared:
     """Return the prompts to run; InputError names the prompt that cannot be, and why."""
-    kept: list[Prompt] = []
+    choice = Choice(selection)
     tokens: list[list[int]] = []
-    shortest, longest = 1 << 62, 0
-    with ExitStack() as stack:
-        writer = _Writer(model, selection, stack)
+    with Reader(model, selection) as reader:
         for prompt in prompts:
-            if selection.limit is not None and len(kept) >= selection.limit:
+            if choice.full:
                 break
-            ready = writer.written(prompt)
-            ids = model.tokenize(ready.text)
-            if not ids:
-                raise InputError(f"prompt {printable(prompt.id)}: the model reads no token in it")
-            shortest, longest = min(shortest, len(ids)), max(longest, len(ids))
-            if selection.min_tokens <= len(ids) <= (selection.max_tokens or len(ids)):
-                kept.append(ready)
+            ready, ids = reader.read(prompt)
+            if choice.add(ready, len(ids), rendered=reader.renders(prompt)):
                 tokens.append(ids)
-    if not kept:
-        raise InputError(
-            f"no prompt is of a length that was asked for: they have {shortest} to {longest} tokens"
-        )
-    return Prepared(kept, tokens, writer.settings())
+        chosen, settings = choice.chosen()
+        return Prepared(chosen, tokens, choice.longest, {**reader.settings(), **settings})
 
 
-class _Writer:
-    """Makes text of conversations; starts no template before there is one."""
+class Choice:
+    """Which prompts run, told one after another as their lengths become known."""
 
-    def __init__(self, model: Tokenizer, selection: Selection, stack: ExitStack) -> None:
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._prompts: list[Prompt] = []
+        self._n_kept = self._n_rendered = 0
+        self._lengths = 1 << 62, 0
+        self.longest = 0
+        """Tokens of the longest prompt that runs, in whatever shard."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no further prompt is asked for."""
+        limit = self._selection.limit
+        return limit is not None and self._n_kept >= limit
+
+    def add(self, prompt: Prompt, n_tokens: int, *, rendered: bool) -> bool:
+        """Take the next prompt, whose text a template ``rendered`` or not; say if it runs here."""
+        selection = self._selection
+        self._lengths = min(self._lengths[0], n_tokens), max(self._lengths[1], n_tokens)
+        if not selection.min_tokens <= n_tokens <= (selection.max_tokens or n_tokens):
+            return False
+        self.longest = max(self.longest, n_tokens)
+        index, shard = self._n_kept, selection.shard
+        self._n_kept += 1
+        if shard is not None:
+            if index % shard.of != shard.number - 1:
+                return False
+            prompt = replace(prompt, index=index)
+        self._prompts.append(prompt)
+        self._n_rendered += rendered
+        return True
+
+    def chosen(self) -> tuple[list[Prompt], dict[str, Any]]:
+        """Return those that run, and what the result records; InputError if none does."""
+        if not self._n_kept:
+            shortest, longest = self._lengths
+            raise InputError(
+                "no prompt is of a length that was asked for: they have "
+                f"{shortest} to {longest} tokens"
+            )
+        shard, n_kept = self._selection.shard, self._n_kept
+        settings: dict[str, Any] = {"chat_prompts": self._n_rendered}
+        if shard is not None:
+            if not self._prompts:
+                raise InputError(
+                    f"shard {shard.number}/{shard.of}: of {n_kept} prompts none is left for it; "
+                    f"there can be {n_kept} shards at most"
+                )
+            settings["shard"] = {"numbers": [shard.number], "of": shard.of, "prompts": n_kept}
+        return self._prompts, settings
+
+
+class Reader:
+    """Makes text of conversations and tokens of text; starts no template before there is one."""
+
+    def __init__(self, model: Tokenizer, selection: Selection) -> None:
         self._model = model
         self._selection = selection
-        self._stack = stack
+        self._stack = ExitStack()
         self._renderer: Renderer | None = None
         self._template: ChatTemplate | None = None
-        self._rendered = 0
 
-    def written(self, prompt: Prompt) -> Prompt:
-        """Return the prompt with its text."""
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def read(self, prompt: Prompt) -> tuple[Prompt, list[int]]:
+        """Return the prompt with its text, and its tokens; InputError if it cannot be read."""
+        ready = self._written(prompt)
+        ids = self._model.tokenize(ready.text)
+        if not ids:
+            raise InputError(f"prompt {printable(prompt.id)}: the model reads no token in it")
+        return ready, ids
+
+    def renders(self, prompt: Prompt) -> bool:
+        """Whether the chat template makes the prompt's text."""
+        chat = self._selection.chat
+        return bool(chat) or (prompt.conversation is not None and chat is not False)
+
+    def _written(self, prompt: Prompt) -> Prompt:
         talk, chat = prompt.conversation, self._selection.chat
         if talk is None and not chat:
             return prompt
@@ -109,7 +190,6 @@ class _Writer:
                 text = self._started().render(talk)
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
-            self._rendered += 1
         return replace(prompt, text=usable(text, where), conversation=None)
 
     def _started(self) -> Renderer:
@@ -142,7 +222,6 @@ class _Writer:
             # No path of this machine, as for the model.
             name = "model" if selection.template is None else os.path.basename(template.name)
         return {
-            "chat_prompts": self._rendered,
             "chat_template": name,
             "chat_template_sha256": (
                 None if template is None else hashlib.sha256(template.source.encode()).hexdigest()

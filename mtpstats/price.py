@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from mtpstats.cost import Costs, Curve, half_of
 from mtpstats.errors import InputError
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
+from mtpstats.policy import AdaptiveDepth, Chain, Eagle2, GatedSiblings, OptTree, Tree
 from mtpstats.replay import AnyPolicy, Totals
 
 __all__ = [
@@ -75,7 +75,7 @@ class Priced:
 
     policy: AnyPolicy
     kind: str
-    """``none``, ``chain``, ``tree``, ``gated``, ``adaptive``, or ``own``."""
+    """``none``, ``chain``, ``tree``, ``gated``, ``adaptive``, ``opttree``, ``eagle2``, ``own``."""
     verifications: Floats
     tokens: Floats
     parts: dict[str, Floats]
@@ -318,7 +318,7 @@ def kind_of(policy: AnyPolicy) -> str:
     """Return a policy's kind in one word."""
     if isinstance(policy, Tree):
         return "tree" if len(policy) else "none"
-    if isinstance(policy, Chain | GatedSiblings | AdaptiveDepth):
+    if isinstance(policy, Chain | GatedSiblings | AdaptiveDepth | OptTree | Eagle2):
         return policy.kind
     return "own"
 
@@ -330,6 +330,9 @@ def label(policy: AnyPolicy) -> str:
         return "no drafting"
     if isinstance(policy, Tree):
         return f"tree of {len(policy)} node{'' if len(policy) == 1 else 's'}"
+    if isinstance(policy, OptTree | Eagle2):
+        deep = f", {policy.depth} deep" if isinstance(policy, Eagle2) else ""
+        return f"{kind} {policy.n_nodes}, {policy.width} wide{deep}"
     if isinstance(policy, AdaptiveDepth):
         return f"adaptive {policy.low}-{policy.n_max}, p_min {policy.p_min:g}"
     if isinstance(policy, Chain | GatedSiblings):

@@ -26,20 +26,13 @@ from mtpstats.errors import InputError, Interrupted, MtpStatsError
 from mtpstats.generation import Generation
 from mtpstats.loop import WARM_UP_TOKENS, Driver, Progress, expected_tokens, is_over
 from mtpstats.prepare import prepare
-from mtpstats.probe import WIDTH, Prober
+from mtpstats.probe import Prober
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, Engine, LlamaEngine
 from mtpstats.speculate import DraftSettings
 from mtpstats.text import printable
-from mtpstats.trace import (
-    MAX_DEPTH,
-    Trace,
-    TracedPrompt,
-    TraceWriter,
-    begun,
-    check_new,
-    trace_header,
-)
+from mtpstats.trace import MAX_DEPTH, MAX_WIDTH, Trace, TracedPrompt, trace_header
+from mtpstats.tracefile import TraceWriter, begun, check_new
 
 N_MAX = 3
 """Drafts the text is made with; it does not depend on them."""
@@ -50,12 +43,15 @@ MEASURING_ROOM = 512  # tokens of context
 class RecordSettings:
     """What ``record`` does. ``run``: model, context, sampling, ``n_predict``; no drafting options.
 
-    ``depth`` draft steps at each root, at most 16; ``every``: a root at every so many positions.
+    ``depth`` draft steps at each root, at most 16; ``width``: what beams of as many nodes a depth
+    expand there, 0 for nothing off the head's own path and the text's; ``every``: a root at every
+    so many positions.
     ``resume``: go on with a trace that is there. ``costs``: measure what passes and steps cost.
     """
 
     run: BenchSettings
     depth: int = 8
+    width: int = 0
     every: int = 1
     resume: bool = False
     costs: bool = True
@@ -63,6 +59,8 @@ class RecordSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise InputError(f"depth is {self.depth}: 1 to {MAX_DEPTH} can be recorded")
+        if not 0 <= self.width <= MAX_WIDTH:
+            raise InputError(f"width is {self.width}: 0 to {MAX_WIDTH} can be recorded")
         if self.every < 1:
             raise InputError(f"every is {self.every}: it must be at least 1")
 
@@ -71,8 +69,8 @@ class RecordSettings:
 class Recorded:
     """What a recording did: ``n_done`` prompts beside ``n_before`` that the trace held already.
 
-    ``n_left`` were not finished within the time limit. ``tokens``, ``roots`` and ``seconds`` are
-    those of the prompts done; ``size`` the file's bytes.
+    ``n_left`` were not finished within the time limit; those ``set_aside`` killed their workers.
+    ``tokens``, ``roots`` and ``seconds`` are those of the prompts done; ``size`` the file's bytes.
     """
 
     path: Path
@@ -84,6 +82,7 @@ class Recorded:
     seconds: float
     size: int
     n_left: int = 0
+    set_aside: tuple[str, ...] = ()
 
 
 class RecordStopped(MtpStatsError):
@@ -128,12 +127,9 @@ def record(
         check_new(path)
     results.check_writable(path)
     found = begun(path) if settings.resume else None
-    run = replace(settings.run, draft=DraftSettings(N_MAX), n_parallel=1, compat_counts=False)
-    if run.sampling.seed < 0:
-        drawn = replace(run.sampling, seed=secrets.randbelow(2**32))
-        run = replace(run, sampling=drawn)
+    run = run_of(settings)
     tell = on_progress or (lambda _: None)
-    said = _Said(path)
+    said = Said(path)
 
     def gave_up(why: str) -> None:
         assert on_abort is not None
@@ -145,26 +141,23 @@ def record(
         prepared = prepare(loaded, prompts, run.selection)
         prompts, tokens = prepared.prompts, prepared.tokens
         said.planned = len(prompts)
-        waiting = _waiting(prompts, tokens, found, path)
-        # A run's last verification may draft as deep as is recorded, and adds one more.
-        beyond = settings.depth + 2 if run.n_predict >= 0 else 0
-        longer = replace(run, n_predict=run.n_predict + beyond)
-        n_ctx = runs.context_size(longer, loaded.n_ctx_train, tokens)
+        waiting = waiting_of(prompts, tokens, found, path)
+        longer = going_beyond(settings, run)
+        n_ctx = runs.context_size(longer, loaded.n_ctx_train, prepared.longest)
         costs = None
         if settings.costs and found is None:
-            costs = _costs(settings, loaded, n_ctx, tokens, tell)
-        prober = Prober(settings.depth, settings.every, max(1, min(WIDTH, (run.n_batch - 1) // 2)))
-        driver = loaded.driver(run.draft, n_ctx, None, prober=prober)
+            costs = measured_costs(settings, loaded, n_ctx, tokens, tell)
+        prober, driver = opened(settings, run, loaded, n_ctx)
         stack.callback(driver.close)
-        runs.check_fit(prompts, tokens, driver.n_ctx)
-        header = _header(settings, run, loaded, driver, prober, command)
+        runs.check_fit(prompts, map(len, tokens), driver.n_ctx)
+        header = header_of(settings, run, loaded, driver, prober, command)
         header["prompts"] = prepared.settings
         if costs is not None:
             header["cost"] = costs.to_dict()
         runs.hash_files(header["model"], loaded, tell)
         writer = stack.enter_context(TraceWriter(path, header, settings.resume, on_removed))
         said.writer = writer
-        recorder = _Recorder(driver, prober, run.n_predict, longer.n_predict, tell)
+        recorder = Recorder(driver, prober, run.n_predict, longer.n_predict, tell)
         recorder.planned = len(prompts)
         recorder.earlier = _earlier(prompts, found)
         n_before = len(writer.done_ids)
@@ -192,14 +185,36 @@ def record(
     )
 
 
-class _Said:
+def run_of(settings: RecordSettings) -> BenchSettings:
+    """Return what the driver is made with; a random seed is drawn."""
+    run = replace(settings.run, draft=DraftSettings(N_MAX), n_parallel=1, compat_counts=False)
+    if run.sampling.seed < 0:
+        drawn = replace(run.sampling, seed=secrets.randbelow(2**32))
+        run = replace(run, sampling=drawn)
+    return run
+
+
+def going_beyond(settings: RecordSettings, run: BenchSettings) -> BenchSettings:
+    """Return the run with the tokens that a recording goes on for."""
+    # A run's last verification may draft as deep as is recorded, and adds one more.
+    beyond = settings.depth + 2 if run.n_predict >= 0 else 0
+    return replace(run, n_predict=run.n_predict + beyond)
+
+
+def opened(
+    settings: RecordSettings, run: BenchSettings, loaded: Engine, n_ctx: int
+) -> tuple[Prober, Driver]:
+    """Return a driver that probes every text it makes, and its prober."""
+    prober = Prober(settings.depth, settings.every, width=settings.width, n_batch=run.n_batch)
+    return prober, loaded.driver(run.draft, n_ctx, None, prober=prober)
+
+
+class Said:
     """What the trace holds at the moment, in words."""
 
-    writer: TraceWriter | None = None
-    planned = 0
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: TraceWriter | None = None, planned: int = 0) -> None:
         self._where = printable(str(path))
+        self.writer, self.planned = writer, planned
 
     def __str__(self) -> str:
         if self.writer is None:
@@ -211,7 +226,7 @@ class _Said:
         )
 
 
-class _Recorder:
+class Recorder:
     """Goes from prompt to prompt; counts what was recorded.
 
     ``planned`` prompts are in the trace at the end, ``earlier`` the tokens of those in it already.
@@ -282,6 +297,7 @@ class _Recorder:
             **vars(probed),
             facts={
                 "prompt_sha256": _sha256(prompt),
+                **({} if prompt.index is None else {"index": prompt.index}),
                 "seconds": {**parts, "probe": self._prober.ns * 1e-9},
             },
         )
@@ -310,7 +326,7 @@ def recorded_seed(path: Path, seed: int) -> int:
     return seed if recorded is None else int(recorded)
 
 
-def _waiting(
+def waiting_of(
     prompts: Sequence[Prompt], tokens: Sequence[list[int]], found: Trace | None, path: Path
 ) -> list[tuple[Prompt, list[int]]]:
     """Return the prompts that the trace does not hold yet."""
@@ -331,7 +347,7 @@ def _sha256(prompt: Prompt) -> str:
     return hashlib.sha256(prompt.text.encode()).hexdigest()
 
 
-def _costs(
+def measured_costs(
     settings: RecordSettings,
     loaded: Engine,
     n_ctx: int,
@@ -349,7 +365,7 @@ def _costs(
     return loaded.costs(n_max, n_ctx, [i for ids in tokens for i in ids], n_past, tell)
 
 
-def _header(
+def header_of(
     settings: RecordSettings,
     run: BenchSettings,
     loaded: Engine,
@@ -360,6 +376,7 @@ def _header(
     """Return the trace's header; ``settings`` are what can change a number in it."""
     return trace_header(
         depth=prober.depth,
+        width=prober.width,
         every=settings.every,
         n_predict=run.n_predict,
         heads=prober.head_kind,

@@ -10,6 +10,9 @@ would hold. A tree's counters follow the path from the root to what was accepted
 - ``rank``, ``miss`` and the probabilities are those of the candidates on that path;
 - ``censored``: paths accepted down to a leaf, by their length.
 
+A tree that is grown while it is drafted (``policy.Grown``) asks the head below nodes off its own
+path; a trace recorded with a width answers as far as its beams go (``_beams``).
+
 An end-of-generation token that is accepted before the last position of a chain counts as in
 llama.cpp as the target's own token in the list of verifications, and so does one that has children
 in a tree; the counters count it as accepted. What a trace does not hold stays 0: ``padded_rows``
@@ -33,7 +36,17 @@ import numpy.typing as npt
 
 from mtpstats._replay import STOPS, Run, Shape, Store
 from mtpstats.errors import InputError
-from mtpstats.policy import MAX_NODES, AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
+from mtpstats.policy import (
+    MAX_NODES,
+    AdaptiveDepth,
+    Chain,
+    Eagle2,
+    GatedSiblings,
+    Grown,
+    OptTree,
+    Policy,
+    Tree,
+)
 from mtpstats.stats import Snapshot
 from mtpstats.text import printable
 from mtpstats.trace import MAX_DEPTH, Trace
@@ -50,7 +63,7 @@ __all__ = [
     "totals",
 ]
 
-AnyPolicy: TypeAlias = "Chain | Tree | GatedSiblings | AdaptiveDepth | Policy"
+AnyPolicy: TypeAlias = "Chain | Tree | GatedSiblings | AdaptiveDepth | Grown | Policy"
 Counts: TypeAlias = npt.NDArray[np.int64]
 
 STARTS: Final = ("policy", "uniform")
@@ -72,7 +85,8 @@ class Totals:
     """[P, n] verifications by the rows of their target pass: 1 + nodes."""
     widths: Counts
     """[P, w] steps of the head by their rows. A chain's have 1. A tree's first has 1, a later one
-    as many as there are nodes of the depth before that have children."""
+    as many as there are nodes of the depth before that have children; where a tree is grown, as
+    many as it expands."""
     lengths: Counts
     """[P, 17] verifications by the length of what was accepted."""
 
@@ -96,7 +110,8 @@ class PromptReplay:
     near_tie: int | None
     """The first verification that a near tie could have changed: the target's margin below
     ``trace.NEAR_TIE``, two of the head's candidates within 1 % of each other that matter, or a
-    probability within 5e-4 of ``p_min`` or of a gate. A live run's list must agree up to there."""
+    probability within 5e-4 of ``p_min`` or of a gate, a node's value within 1 % a depth of what
+    keeps it in a grown tree or out of it. A live run's list must agree up to there."""
     stop: str
     """Why it ended: ``n_predict``, ``eog``, ``context``, ``nan``, or ``trace``: nothing more was
     recorded."""
@@ -297,6 +312,16 @@ def _run(
         made = run(n_max)
         low, first = min(policy.low, n_max), min(policy.first, n_max)
         made.adaptive(low, first, n_max, policy.up, policy.down, policy.p_min)
+    elif isinstance(policy, OptTree | Eagle2):
+        n_max = _depth(trace, policy, policy.depth)
+        if policy.width > trace.width:
+            raise InputError(
+                f"{policy} expands {policy.width} nodes a step, the trace holds beams of "
+                f"{trace.width}: record with --width {policy.width}"
+            )
+        made = run(policy.n_nodes, policy.width)
+        delta = policy.delta if isinstance(policy, OptTree) else None
+        made.grown(policy.n_nodes, n_max, policy.width, policy.ranks, delta)
     elif isinstance(policy, Policy):
         made = run(MAX_NODES, MAX_NODES)
         made.python(policy.begin, policy.draft, policy.verified, _shapes(trace))

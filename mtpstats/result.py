@@ -46,6 +46,7 @@ _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
 _TREES: dict[str, Any] = dict.fromkeys(("nodes", "levels", "rows"), int)
 PROMPT: dict[str, Any] = {
     "id": str,
+    "index?": int,
     "category": (str, None),
     "prompt_sha256": (str, None),
     **_COUNTS,
@@ -85,6 +86,7 @@ RUN: dict[str, Any] = {
             **dict.fromkeys(("policy", "memory"), str),
             **dict.fromkeys(("nodes", "leaves", "depth", "rows"), int),
         },
+        "shard?": {"numbers": [int], "of": int, "prompts": int},
         "chat_template?": (str, None),
         "chat_template_kwargs?": dict,
         "chat_prompts?": (int, None),

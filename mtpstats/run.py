@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -310,10 +310,7 @@ def bench(
     until = None if time_limit is None else monotonic() + time_limit
     if not prompts:
         raise InputError("no prompt to run")
-    if settings.sampling.seed < 0:
-        drawn = replace(settings.sampling, seed=secrets.randbelow(2**32))
-        settings = replace(settings, sampling=drawn)
-    settings = replace(settings, n_parallel=min(settings.n_parallel, len(prompts)))
+    settings = drawn(settings, len(prompts))
     tell = on_progress or _silent
     so_far: list[Callable[[], dict[str, Any]]] = []
 
@@ -326,7 +323,7 @@ def bench(
         stack.callback(loaded.close)
         prepared = prepare(loaded, prompts, settings.selection)
         prompts, tokens = prepared.prompts, prepared.tokens
-        n_ctx = context_size(settings, loaded.n_ctx_train, tokens)
+        n_ctx = context_size(settings, loaded.n_ctx_train, prepared.longest)
         loop = Loop(
             settings, prompts, tokens, on_record=keeper.append if keeper is not None else None,
             on_stats=on_stats, on_text=on_text, on_progress=on_progress,
@@ -337,13 +334,13 @@ def bench(
         if settings.baseline:
             plain = loaded.driver(None, n_ctx, None)
             stack.callback(plain.close)
-        check_fit(prompts, tokens, drafting.n_ctx)
+        check_fit(prompts, map(len, tokens), drafting.n_ctx)
 
         result = results.make(
             loaded.environment(command),
             loaded.model(),
             {
-                **_recorded(settings, drafting, loaded.n_threads, len(prompts)),
+                **recorded(settings, drafting, loaded.n_threads, len(prompts)),
                 **prepared.settings,
             },
             (),
@@ -361,6 +358,14 @@ def bench(
     return so_far[0]()
 
 
+def drawn(settings: BenchSettings, n_prompts: int) -> BenchSettings:
+    """Return the settings with what the run decides: a random seed, how many at once."""
+    sampling = settings.sampling
+    if sampling.seed < 0:
+        sampling = replace(sampling, seed=secrets.randbelow(2**32))
+    return replace(settings, sampling=sampling, n_parallel=min(settings.n_parallel, n_prompts))
+
+
 def _files(model: Model | None) -> list[Path]:
     return [file.path for file in model.header.files] if model is not None else []
 
@@ -369,29 +374,32 @@ def _silent(_progress: Progress) -> None:
     return
 
 
-def context_size(settings: BenchSettings, n_ctx_train: int, tokens: Sequence[Sequence[int]]) -> int:
-    """Return the context to ask for: as given, else what the prompts need and the model allows."""
+def context_size(settings: BenchSettings, n_ctx_train: int, longest: int) -> int:
+    """Return the context to ask for: as given, else what the prompts need and the model allows.
+
+    ``longest`` is the longest prompt's length in tokens.
+    """
     if settings.n_ctx is not None:
         return settings.n_ctx
     if settings.n_predict < 0:
         return 0
     # The verification that passes n_predict is kept whole, and one row more is written.
-    need = max(map(len, tokens)) + settings.n_predict + settings.draft.n_max + 2
+    need = longest + settings.n_predict + settings.draft.n_max + 2
     need = math.ceil(need / CTX_STEP) * CTX_STEP
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
 
-def check_fit(prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], n_ctx: int) -> None:
+def check_fit(prompts: Iterable[Prompt], lengths: Iterable[int], n_ctx: int) -> None:
     """Raise ``InputError`` for a prompt that leaves no room in the context."""
-    for prompt, ids in zip(prompts, tokens, strict=True):
-        if len(ids) >= n_ctx:
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length >= n_ctx:
             raise InputError(
-                f"prompt {printable(prompt.id)} has {len(ids)} tokens, the context holds {n_ctx}: "
+                f"prompt {printable(prompt.id)} has {length} tokens, the context holds {n_ctx}: "
                 "shorten it, raise --ctx-size, or leave it out with --max-tokens"
             )
 
 
-def _recorded(
+def recorded(
     settings: BenchSettings, driver: Driver, n_threads: int, n_prompts: int
 ) -> dict[str, Any]:
     """Return ``settings`` of the result: every option that can change a number."""

@@ -3,27 +3,23 @@
 A trace has, for every root of every text, the rank of the target's choices along the forced path
 and the head's probabilities along its own greedy path, so that any drafting policy can be replayed
 from it (DESIGN section 4). A root ``t`` is the text position of ``id_last``; the head's step ``d``
-guesses ``tokens[t + 1 + d]``. ``docs/files.md`` describes the file.
+guesses ``tokens[t + 1 + d]``. With a width it also has what the head would have offered off its own
+path, for trees that are grown while they are drafted. ``tracefile`` reads and writes the file,
+``docs/files.md`` describes it.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats import reading
-from mtpstats.appending import AppendFile, Removed, seal, unsealed
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats import _beams
+from mtpstats.errors import InputError
 from mtpstats.generation import NEAR_TIE
 from mtpstats.text import printable
 
@@ -32,42 +28,47 @@ __all__ = [
     "NEAR_TIE",
     "UNKNOWN",
     "Trace",
-    "TraceWriter",
     "TracedPrompt",
+    "check_header",
     "quantise",
     "trace_header",
 ]
 
 SCHEMA: Final = "mtpstats.trace/1"
 MAX_DEPTH: Final = 16
+MAX_WIDTH: Final = _beams.MAX_WIDTH
 MAX_ROOTS: Final = 1 << 23  # of one text
 RANKS: Final = 8  # candidates kept at a position
-GATES: Final = 3  # of those, kept where only the greedy path goes
 MISS: Final = 0
 UNKNOWN: Final = 255
 STOPS: Final = ("eog", "n_predict", "context", "nan")
-MAX_LINE: Final = 16 << 20
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 Float32: TypeAlias = npt.NDArray[np.float32]
 
-# Name, dtype and number of dimensions of each array in the file, in its order.
-_ARRAYS: Final[tuple[tuple[str, type[np.generic], int], ...]] = (
-    ("tokens", np.int32, 1),
-    ("margin", np.float32, 1),
-    ("roots", np.int32, 1),
-    ("rank", np.uint8, 2),
-    ("p_min_p", np.float32, 2),
-    ("path_p", np.float32, 2),
-    ("path_overlap", np.float32, 1),
-    ("off_top10", np.float32, 1),
-    ("greedy_p", np.float16, 2),
-)
-ARRAYS: Final = tuple(name for name, _, _ in _ARRAYS)
+ARRAYS: Final[dict[str, tuple[type[np.generic], int]]] = {
+    "tokens": (np.int32, 1),
+    "margin": (np.float32, 1),
+    "roots": (np.int32, 1),
+    "rank": (np.uint8, 2),
+    "p_min_p": (np.float32, 2),
+    "path_p": (np.float32, 2),
+    "path_overlap": (np.float32, 1),
+    "off_top10": (np.float32, 1),
+    "greedy_p": (np.float16, 2),
+}
+"""Dtype and number of dimensions of each array in a file, in its order."""
+BEAM_ARRAYS: Final[dict[str, tuple[type[np.generic], int]]] = {
+    "beam_node": (np.uint8, 2),
+    "beam_p": (np.float32, 2),
+}
+"""Those that follow where the recording has a width."""
 
-# What a resumed recording must have in common with what the file holds.
-_SAME: Final = ("schema", "arrays", "depth", "every", "n_predict", "head", "sampling", "settings")
+
+def arrays_of(width: int) -> dict[str, tuple[type[np.generic], int]]:
+    """Return the arrays of a file of this width."""
+    return ARRAYS | BEAM_ARRAYS if width else ARRAYS
 
 
 def quantise(p: npt.ArrayLike) -> Float32:
@@ -79,7 +80,7 @@ def quantise(p: npt.ArrayLike) -> Float32:
     return (np.rint(np.asarray(p, np.float64) * 2.0**24) * 2.0**-24).astype(np.float32)
 
 
-def _off_path(rank: UInt8) -> npt.NDArray[np.bool_]:
+def off_path(rank: UInt8) -> npt.NDArray[np.bool_]:
     """Where a rank that is not 1 stands before, [R, D]."""
     off = np.zeros(rank.shape, np.bool_)
     np.logical_or.accumulate(rank[:, :-1] != 1, axis=1, out=off[:, 1:])
@@ -136,13 +137,22 @@ class TracedPrompt:
     acceptance probability of a drafter that uses rejection sampling."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Anything else worth keeping, as JSON types."""
+    width: int = 0
+    """W: what beams of 1 to W nodes a depth expand was recorded; 0: nothing off the paths."""
+    beam_node: UInt8 = field(default_factory=lambda: np.empty((0, 3), np.uint8))
+    """[B, 3] the nodes whose candidates were recorded, root by root, shallower first, then by rank
+    path: depth d, the parent's index among the root's nodes at d - 1, rank. A root's first node is
+    the root itself, (0, 0, 0). At each depth they are the w nodes of greatest cumulative
+    probability below those of the depth before, for every w from 1 to W (``_beams``)."""
+    beam_p: Float32 = field(default_factory=lambda: np.empty((0, RANKS), np.float32))
+    """[B, 8] ``p`` there, in full."""
 
     def __post_init__(self) -> None:
         rank = np.asarray(self.rank)
         if rank.ndim != 2 or not 1 <= rank.shape[1] <= MAX_DEPTH:
             raise self._wrong(f"rank has shape {rank.shape}; it must be [roots, 1..{MAX_DEPTH}]")
         n_roots, depth = rank.shape
-        n, k = len(self.tokens), len(self.off_index)
+        n, k, b = len(self.tokens), len(self.off_index), len(self.beam_node)
         for name, dtype, shape in (
             ("tokens", np.int32, (n,)),
             ("margin", np.float32, (n - self.n_prompt,)),
@@ -155,6 +165,8 @@ class TracedPrompt:
             ("off_p", np.float32, (k, RANKS)),
             ("off_top10", np.float32, (k,)),
             ("overlap", np.float32, (n_roots, depth)),
+            ("beam_node", np.uint8, (b, 3)),
+            ("beam_p", np.float32, (b, RANKS)),
         ):
             array = np.ascontiguousarray(getattr(self, name), dtype)
             if array.size == 0:
@@ -193,8 +205,20 @@ class TracedPrompt:
             array = getattr(self, name)
             if ((array < 0) | (array > 1.01)).any():  # a little more than 1 by rounding
                 raise self._wrong(f"{name} holds a number that is no probability")
-        if not np.array_equal(self.off_index, np.flatnonzero(known & _off_path(rank))):
+        if not np.array_equal(self.off_index, np.flatnonzero(known & off_path(rank))):
             raise self._wrong("off_index is not where rank leaves the greedy path")
+        if not 0 <= self.width <= MAX_WIDTH:
+            raise self._wrong(f"width is {self.width}; it must be 0 to {MAX_WIDTH}")
+        wrong = -1 if len(self.beam_node) == 0 else 0
+        if self.width:
+            wrong = _beams.first_wrong(
+                self.beam_node, self.beam_p, roots.size, self.depth, self.width
+            )
+        if wrong >= 0:
+            raise self._wrong(
+                f"row {wrong} of {len(self.beam_node)} of beam_node and beam_p is not what a "
+                f"recording of width {self.width} holds"
+            )
 
     def _wrong(self, what: str) -> InputError:
         return InputError(f"prompt {printable(str(self.id))}: {what}")
@@ -213,6 +237,7 @@ class TracedPrompt:
 def trace_header(
     *,
     depth: int,
+    width: int = 0,
     every: int = 1,
     n_predict: int = -1,
     heads: str = "single",
@@ -222,7 +247,8 @@ def trace_header(
     """Return a trace's header.
 
     Args:
-        depth: D, 1..16. every: a root was recorded at every so many positions.
+        depth: D, 1..16. width: W, 0..16; 0 is left out. every: a root was recorded at every so
+            many positions.
         n_predict: tokens that were asked for; the text holds as many more as its last
             verification may need. -1: to the end of generation or of the context.
         heads: ``single``, ``chain`` (a block per draft step: drafts are as long as there are
@@ -232,18 +258,21 @@ def trace_header(
     """
     header = {
         "schema": SCHEMA,
-        "arrays": list(ARRAYS),
+        "arrays": list(arrays_of(width)),
         "depth": depth,
+        **({"width": width} if width else {}),
         "every": every,
         "n_predict": n_predict,
         "head": {"kind": heads, "blocks": n_blocks},
         **rest,
     }
-    _check_header(header, "trace header")
+    check_header(header, "trace header")
     return header
 
 
-def _check_header(header: dict[str, Any], where: str) -> None:
+def check_header(header: dict[str, Any], where: str) -> None:
+    """Raise ``InputError`` for a header that no trace has."""
+
     def whole(value: object, low: int, high: int = 2**31 - 1) -> bool:
         return type(value) is int and low <= value <= high
 
@@ -252,10 +281,11 @@ def _check_header(header: dict[str, Any], where: str) -> None:
             type(number) in (int, float) and abs(number) < 2**64 for number in value.values()
         )
 
-    head = header.get("head")
+    head, width = header.get("head"), header.get("width", 0)
     kind = head.get("kind") if isinstance(head, dict) else None
     for key, right in (
-        ("arrays", header.get("arrays") == list(ARRAYS)),
+        ("width", whole(width, 0, MAX_WIDTH)),
+        ("arrays", header.get("arrays") == list(arrays_of(width))),
         ("depth", whole(header.get("depth"), 1, MAX_DEPTH)),
         ("every", whole(header.get("every"), 1)),
         ("n_predict", whole(header.get("n_predict"), -1)),
@@ -276,11 +306,11 @@ class Trace:
 
     Args:
         header: see :func:`trace_header`.
-        prompts: all of the header's depth.
+        prompts: all of the header's depth and width.
         incomplete: what is missing at the end of the file it came from, None if nothing is.
 
     Raises:
-        InputError: a header that is none, prompts of another depth or spacing.
+        InputError: a header that is none, prompts of another depth, width or spacing.
     """
 
     def __init__(
@@ -290,13 +320,15 @@ class Trace:
         *,
         incomplete: str | None = None,
     ) -> None:
-        _check_header(header, "trace header")
+        check_header(header, "trace header")
         self.header = header
         self.prompts = list(prompts)
         self.incomplete = incomplete
         for prompt in self.prompts:
             if prompt.depth != self.depth:
                 raise prompt._wrong(f"depth is {prompt.depth}, the header says {self.depth}")
+            if prompt.width != self.width:
+                raise prompt._wrong(f"width is {prompt.width}, the header says {self.width}")
             expected = np.arange(prompt.roots.size) * self.every + (prompt.n_prompt - 1)
             if not np.array_equal(prompt.roots, expected):
                 raise prompt._wrong(f"roots are not every {self.every} positions from its end")
@@ -308,6 +340,11 @@ class Trace:
     def depth(self) -> int:
         """D: draft positions recorded at each root."""
         return int(self.header["depth"])
+
+    @property
+    def width(self) -> int:
+        """W: the widest beam recorded off the paths, 0 if none was."""
+        return int(self.header.get("width", 0))
 
     @property
     def every(self) -> int:
@@ -343,375 +380,8 @@ class Trace:
         """Read a file; a record cut off at its end is left out and named in ``incomplete``.
 
         Raises ``InputError``, naming the file and the place, for anything else that is not as
-        :class:`TraceWriter` writes it.
+        :class:`mtpstats.tracefile.TraceWriter` writes it.
         """
-        where = printable(os.fspath(path))
-        try:
-            with reading.open_regular(path) as file:
-                return _Reader(file, where).trace()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{where}: cannot be read: {reason}") from None
+        from mtpstats.tracefile import load
 
-
-# ---- the file
-
-
-class _Cut(Exception):
-    """The file ends inside a record."""
-
-
-class _Reader:
-    """Reads a trace file from its start; ``end`` is where its whole records end."""
-
-    def __init__(self, file: BinaryIO, where: str) -> None:
-        self.file, self.where, self.size = file, where, os.fstat(file.fileno()).st_size
-        self.end = 0
-
-    def header(self) -> dict[str, Any]:
-        line = self.file.readline(MAX_LINE)
-        if not line:
-            raise InputError(f"{self.where}: the file is empty")
-        if _starts_like_a_header(line):
-            raise InputError(f"{self.where}: cut off inside its header: nothing was recorded")
-        try:
-            header = reading.loads(line.decode())
-        except ValueError:
-            header = None
-        if not isinstance(header, dict) or not str(header.get("schema")).startswith("mtpstats."):
-            raise InputError(f"{self.where}: not a trace of mtpstats")
-        if header["schema"] != SCHEMA:
-            raise InputError(
-                f"{self.where}: schema {printable(repr(header['schema']))} is unknown; "
-                f"this version reads {SCHEMA}"
-            )
-        header = unsealed(line)
-        if header is None:
-            raise InputError(f"{self.where}: the header is damaged: its checksum is not right")
-        _check_header(header, self.where)
-        self.end = self.file.tell()
-        return header
-
-    def trace(self) -> Trace:
-        header = self.header()
-        prompts: list[TracedPrompt] = []
-        incomplete = None
-        while self.end < self.size:
-            place = f"{self.where}: prompt {len(prompts) + 1}"
-            try:
-                prompts.append(self._prompt(header, place))
-            except _Cut:
-                incomplete = f"prompt {len(prompts) + 1} is cut off at byte {self.size}: left out"
-                break
-            self.end = self.file.tell()
-        try:
-            return Trace(header, prompts, incomplete=incomplete)
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
-
-    def _prompt(self, header: dict[str, Any], place: str) -> TracedPrompt:
-        line = self.file.readline(MAX_LINE)
-        if not line.endswith(b"\n"):
-            if len(line) < MAX_LINE and line.isascii() and line.startswith(b"{"):
-                raise _Cut
-            raise InputError(f"{place}, byte {self.end}: damaged: no line of JSON")
-        record = unsealed(line)
-        if record is None:
-            raise InputError(f"{place}, byte {self.end}: damaged: its checksum is not right")
-        size = record.get("bytes")
-        if type(size) is not int or size < 0:
-            raise InputError(f"{place}: bytes is {printable(repr(size))[:40]}")
-        if size > self.size - self.file.tell():
-            raise _Cut
-        data = self.file.read(size)
-        if zlib.crc32(data) != record.get("crc32"):
-            raise InputError(f"{place}: damaged: the checksum of its arrays is not right")
-        try:
-            return _unpacked(record, _read_arrays(data), header["depth"])
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-
-
-def _starts_like_a_header(line: bytes) -> bool:
-    """Whether the line is one of ours that lacks its end."""
-    start = b'{"schema": "mtpstats.trace/'
-    return not line.endswith(b"\n") and line.isascii() and start.startswith(line[: len(start)])
-
-
-def _read_arrays(data: bytes) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a record, which may promise what it does not hold."""
-    file = io.BytesIO(data)
-    arrays = {}
-    for name, dtype, ndim in _ARRAYS:
-        try:
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise ValueError(f"npy version {version} is not 1.0")
-            shape, by_column, found = np.lib.format.read_array_header_1_0(file)
-        except ValueError as error:
-            raise InputError(f"{name}: {printable(str(error))[:200]}") from None
-        count = 1
-        for length in shape:
-            count *= length
-        if found != np.dtype(dtype) or len(shape) != ndim or by_column or min(shape) < 0:
-            raise InputError(
-                f"{name} is {found}{list(shape)}, not {ndim} dimensions of {dtype.__name__}"
-            )
-        size = count * found.itemsize
-        if size > len(data) - file.tell():
-            raise InputError(f"{name} is larger than its record")
-        arrays[name] = np.frombuffer(file.read(size), found).reshape(shape)
-    if file.tell() != len(data):
-        raise InputError("bytes follow the last array")
-    return arrays
-
-
-def _packed(prompt: TracedPrompt) -> bytes:
-    """Return the record of a prompt."""
-    known = prompt.rank != UNKNOWN
-    on = known & ~_off_path(prompt.rank)
-    path_p = prompt.p[known]
-    path_p[~on[known]] = prompt.off_p
-    arrays = {
-        "tokens": prompt.tokens,
-        "margin": prompt.margin,
-        "roots": prompt.roots,
-        "rank": prompt.rank,
-        "p_min_p": prompt.p_min_p,
-        "path_p": path_p,
-        "path_overlap": prompt.overlap[known],
-        "off_top10": prompt.off_top10,
-        "greedy_p": prompt.p[~on][:, :GATES].astype(np.float16),
-    }
-    file = io.BytesIO()
-    for name, dtype, _ in _ARRAYS:
-        little = arrays[name].astype(np.dtype(dtype).newbyteorder("<"), copy=False)
-        np.lib.format.write_array(file, little, version=(1, 0), allow_pickle=False)
-    data = file.getvalue()
-    line = seal(
-        {
-            "id": prompt.id,
-            "category": prompt.category,
-            "n_prompt": prompt.n_prompt,
-            "stop": prompt.stop,
-            "n_ctx": prompt.n_ctx,
-            "seconds": prompt.seconds,
-            "facts": prompt.facts,
-            "n_roots": len(prompt.roots),
-            "bytes": len(data),
-            "crc32": zlib.crc32(data),
-        }
-    )
-    return line + data
-
-
-def _unpacked(
-    record: dict[str, Any], arrays: dict[str, npt.NDArray[Any]], depth: int
-) -> TracedPrompt:
-    for key, kinds in (
-        ("id", (str,)),
-        ("category", (str, type(None))),
-        ("n_prompt", (int,)),
-        ("stop", (str,)),
-        ("n_ctx", (int,)),
-        ("seconds", (float, int)),
-        ("facts", (dict,)),
-    ):
-        if type(record.get(key)) not in kinds:
-            raise InputError(f"{key} is {printable(repr(record.get(key)))[:40]}")
-    rank = arrays["rank"]
-    if rank.shape[1] != depth:
-        raise InputError(f"rank has shape {rank.shape}, expected {(len(rank), depth)}")
-    known = rank != UNKNOWN
-    on = known & ~_off_path(rank)
-    n_known, n_on = int(known.sum()), int(on.sum())
-    for name, shape in (
-        ("p_min_p", rank.shape),
-        ("path_p", (n_known, RANKS)),
-        ("path_overlap", (n_known,)),
-        ("off_top10", (n_known - n_on,)),
-        ("greedy_p", (rank.size - n_on, GATES)),
-    ):
-        if arrays[name].shape != shape:
-            raise InputError(f"{name} has shape {arrays[name].shape}, expected {shape}")
-    p = np.full((*rank.shape, RANKS), np.nan, np.float32)
-    rest = np.full((rank.size - n_on, RANKS), np.nan, np.float32)
-    rest[:, :GATES] = arrays["greedy_p"]
-    p[~on] = rest
-    p[on] = arrays["path_p"][on[known]]
-    top10 = np.full(rank.shape, np.nan, np.float32)
-    with np.errstate(all="ignore"):  # what makes no sense is refused with the rest
-        np.divide(p[:, :, 0], arrays["p_min_p"], out=top10, where=on & (arrays["p_min_p"] > 0))
-    overlap = np.full(rank.shape, np.nan, np.float32)
-    overlap[known] = arrays["path_overlap"]
-    return TracedPrompt(
-        id=record["id"],
-        category=record.get("category"),
-        n_prompt=record["n_prompt"],
-        stop=record["stop"],
-        n_ctx=record["n_ctx"],
-        seconds=record["seconds"],
-        tokens=arrays["tokens"],
-        margin=arrays["margin"],
-        roots=arrays["roots"],
-        rank=rank,
-        p=p,
-        top10=top10,
-        p_min_p=arrays["p_min_p"],
-        off_index=np.flatnonzero(known & ~on).astype(np.int32),
-        off_p=arrays["path_p"][~on[known]],
-        off_top10=arrays["off_top10"],
-        overlap=overlap,
-        facts=record["facts"],
-    )
-
-
-def _exists(where: str) -> InputError:
-    return InputError(
-        f"{where}: exists already; go on with it (--resume), remove it, or name another file"
-    )
-
-
-def check_new(path: str | os.PathLike[str]) -> None:
-    """Raise ``InputError`` now if a :class:`TraceWriter` would refuse to begin there later."""
-    if os.path.lexists(path):
-        raise _exists(printable(os.fspath(path)))
-
-
-def begun(path: str | os.PathLike[str]) -> Trace | None:
-    """Return the trace to go on with; None if the file is missing or has not its first line whole.
-
-    Raises ``InputError`` for anything else than a trace.
-    """
-    try:
-        with reading.open_regular(path) as file:
-            start = file.readline(MAX_LINE)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        where = printable(os.fspath(path))
-        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
-    return None if not start or _starts_like_a_header(start) else Trace.load(path)
-
-
-class TraceWriter:
-    """Appends prompts to a trace file; what was appended survives the death of the process.
-
-    Args:
-        path: a new file; one that exists is only touched with ``resume``.
-        header: see :func:`trace_header`.
-        resume: go on with a file of the same recording: what is cut off at its end is removed.
-            A file that is not there yet is begun.
-        on_removed: hears, in a line, that somebody removed the file and it was put back.
-
-    Raises:
-        InputError: the file exists, cannot be written, is damaged, is written by another run, or
-            its header differs in what decides the numbers; the message names the key.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        header: dict[str, Any],
-        resume: bool = False,
-        on_removed: Callable[[str], None] | None = None,
-    ) -> None:
-        _check_header(header, "trace header")
-        self.path = Path(path)
-        self.header = header
-        self.done_ids: set[str] = set()
-        """Prompts the file holds."""
-        self._where = printable(str(path))
-        new = not (resume and self.path.exists())
-        try:
-            self._file = AppendFile(self.path, new=new, on_removed=on_removed)
-        except FileExistsError:
-            raise _exists(self._where) from None
-        except OSError as error:
-            raise self._unwritable(error) from None
-        try:
-            if not new:
-                self._file.cut(self._resumed())
-            if self._file.end == 0:
-                self._file.append(seal(header))
-        except BaseException as error:
-            self.close()
-            if new:
-                self.path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise self._unwritable(error) from None
-            raise
-
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(f"{self._where}: cannot be written: {error.strerror or error}")
-
-    def _resumed(self) -> int:
-        """Take over what the file holds; return where its whole records end."""
-        with open(self._file.fileno(), "rb", closefd=False) as file:
-            start = file.readline(MAX_LINE)
-            if not start or _starts_like_a_header(start):
-                return 0
-            file.seek(0)
-            reader = _Reader(file, self._where)
-            found = reader.trace()
-            self._compare(found.header)
-            self.header = found.header
-            self.done_ids = {prompt.id for prompt in found.prompts}
-            return reader.end
-
-    def _compare(self, found: dict[str, Any]) -> None:
-        wanted = json.loads(json.dumps(self.header))
-        for key in _SAME:
-            if found.get(key) != wanted.get(key):
-                ours, theirs = found.get(key), wanted.get(key)
-                if isinstance(ours, dict) and isinstance(theirs, dict):
-                    inner = next(k for k in {**ours, **theirs} if ours.get(k) != theirs.get(k))
-                    key, ours, theirs = f"{key}.{inner}", ours.get(inner), theirs.get(inner)
-                raise InputError(
-                    f"{self._where}: was recorded with {key} {printable(repr(ours))[:60]}, not "
-                    f"{printable(repr(theirs))[:60]}: it cannot be resumed so"
-                )
-        models = [(h.get("model") or {}).get("sha256") for h in (found, wanted)]
-        if models[0] != models[1]:
-            raise InputError(f"{self._where}: was recorded with another model")
-
-    def append(self, prompt: TracedPrompt) -> None:
-        """Write a prompt and see it to the disk: it is there whole, or not at all.
-
-        Raises ``InputError`` for a prompt of another depth, ``MtpStatsError`` when it cannot be
-        written.
-        """
-        if prompt.depth != self.header["depth"]:
-            raise InputError(
-                f"prompt {printable(prompt.id)}: depth is {prompt.depth}, the header says "
-                f"{self.header['depth']}"
-            )
-        end = self._file.end
-        try:
-            self._file.append(_packed(prompt))
-        except Removed as error:
-            self.done_ids.clear()
-            raise MtpStatsError(f"{self._where}: {error.strerror}") from None
-        except OSError as error:
-            raise MtpStatsError(
-                f"{self._where}: not written: {error.strerror or error}; what was recorded before "
-                "is kept"
-            ) from None
-        finally:
-            if self._file.end > end:
-                self.done_ids.add(prompt.id)
-
-    def close(self) -> None:
-        """Close the file; closing twice is harmless."""
-        self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        return load(path)

@@ -30,6 +30,7 @@ class Text:
     every: int
     n: int  # tokens known
     eog: int | None  # position of the end-of-generation token
+    beams: list[dict[tuple[int, ...], list[float]]] = field(default_factory=list)  # of each root
 
     @classmethod
     def of(cls, prompt: Any, every: int = 1) -> Text:
@@ -42,8 +43,43 @@ class Text:
         return cls(
             rank=prompt.rank.tolist(), p=prompt.p.tolist(), top10=prompt.top10.tolist(),
             p_min_p=prompt.p_min_p.tolist(), off=off, first=prompt.n_prompt - 1, every=every, n=n,
-            eog=n - 1 if prompt.stop == "eog" else None,
+            eog=n - 1 if prompt.stop == "eog" else None, beams=beams(prompt),
         )  # fmt: skip
+
+
+def beams(prompt: Any) -> list[dict[tuple[int, ...], list[float]]]:
+    """What the head said after each rank path that was recorded, by root."""
+    found: list[dict[tuple[int, ...], list[float]]] = []
+    layers: list[list[tuple[int, ...]]] = []
+    for (depth, parent, rank), p in zip(prompt.beam_node.tolist(), prompt.beam_p, strict=True):
+        if depth == 0:
+            found.append({})
+            layers = []
+        if depth == len(layers):
+            layers.append([])
+        path = (*layers[depth - 1][parent], rank) if depth else ()
+        layers[depth].append(path)
+        found[-1][path] = [float(q) for q in p if not math.isnan(q)]
+    return found
+
+
+def beam(offered: Callable[[tuple[int, ...]], list[float]], width: int, depth: int) -> set[Any]:
+    """The paths that a beam of this width expands, ``depth`` steps deep."""
+    layer, found = [()], {()}
+    for _ in range(depth - 1):
+        below = [(*path, r + 1) for path in layer for r in range(len(offered(path)))]
+        below.sort(key=lambda path: (-value(offered, path), path))
+        layer = below[:width]
+        found |= set(layer)
+    return found
+
+
+def value(offered: Callable[[tuple[int, ...]], list[float]], path: tuple[int, ...]) -> float:
+    """Cumulative probability of a path."""
+    product = 1.0
+    for i, rank in enumerate(path):
+        product *= offered(path[:i])[rank - 1]
+    return product
 
 
 @dataclass
@@ -56,6 +92,7 @@ class Draft:
     stop: int | None = None  # where p_min ended it
     dropped: int = 0
     cut: int = 0
+    invalid: bool = False  # the head had no finite logit
 
 
 @dataclass
@@ -145,6 +182,10 @@ def verify(
     result.widths.update(draft.widths)
     result.lengths[a] += 1
     c = result.counts
+    if draft.invalid:
+        c["invalid"] += 1
+        ended = text.eog is not None and root + 1 == text.eog
+        return 1, not ended
     c["verifications"] += 1
     reached = a if ends_inside or not deeper else a + 1
     for i in range(max((len(p) for p in draft.paths), default=0)):
@@ -238,5 +279,42 @@ def tree(paths: set[tuple[int, ...]]) -> Propose:
         kept = {p for p in paths if len(p) <= depth}
         widths = [len({p[:-1] for p in kept if len(p) == step + 1}) for step in range(depth)]
         return Draft(kept, widths, paths)
+
+    return propose
+
+
+def grown(n_nodes: int, depth: int, width: int, delta: float | None = None) -> Propose:
+    """OPT-Tree with a delta, EAGLE-2 without one: everything sorted anew after every step."""
+
+    def propose(text: Text, r: int, limit: Callable[[int], tuple[int, str]]) -> Draft:
+        most, _ = limit(depth)
+        said = text.beams[r]
+        ranks = 8 if delta is not None else width
+        layer: list[tuple[int, ...]] = [()]
+        offered: list[tuple[int, ...]] = []
+        widths: list[int] = []
+        tree: list[tuple[int, ...]] = []
+        total = 0.0
+
+        def order(path: tuple[int, ...]) -> Any:
+            return -value(said.__getitem__, path), len(path), path
+
+        while layer and len(widths) < most:
+            widths.append(len(layer))
+            if not all(said[path] for path in layer):
+                return Draft(set(), widths, set(), invalid=True)
+            offered += [(*path, q + 1) for path in layer for q in range(len(said[path][:ranks]))]
+            tree = sorted(offered, key=order)[:n_nodes]
+            now = 0.0
+            for path in tree:
+                now += value(said.__getitem__, path)
+            if delta is not None and now - total <= delta:
+                break
+            total = now
+            among = tree if delta is not None else offered
+            layer = sorted((path for path in among if len(path) == len(widths)), key=order)[:width]
+        # a grown tree that the limits leave no room for would have gone on
+        uncut = set(tree) | {(*path, 1) for path in tree if len(path) == most < depth}
+        return Draft(set(tree), widths, uncut or {(1,)})
 
     return propose

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
+from mtpstats.cli import spread as spreading
 from mtpstats.cli.long_options import LongRunOptions
 from mtpstats.cli.output import check, deliver, journal
+from mtpstats.cli.spread_options import SpreadOptions
 from mtpstats.cli.streams import last_words, show_log, to_stderr
 from mtpstats.cli.tree import TreeOptions, draft_settings
-from mtpstats.errors import MtpStatsError
+from mtpstats.errors import MtpStatsError, SetAside
 
 if TYPE_CHECKING:
     from mtpstats.head import DraftSettings
@@ -56,6 +58,7 @@ Examples:
     tree=TreeOptions,
     run=options.RunOptions,
     long=LongRunOptions,
+    spread=SpreadOptions,
     output=options.OutputOptions,
     log=options.LogOption,
 )
@@ -69,6 +72,7 @@ def command(
     tree: TreeOptions,
     run: options.RunOptions,
     long: LongRunOptions,
+    spread: SpreadOptions,
     output: options.OutputOptions,
     log: options.LogOption,
 ) -> None:
@@ -80,6 +84,8 @@ def command(
     """
     check(output)
     draft = draft_settings(drafting, tree)
+    inputs.check_shard(spread.shard, sampling)
+    spreading.check(spread, log, run)
 
     from mtpstats import run as runs
     from mtpstats.cli.live import ProgressLine, TextStream
@@ -100,7 +106,7 @@ def command(
             sampling = replace(sampling, seed=keeper.seed)
         sampling = inputs.with_seed(sampling)
         prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
-        selection = inputs.selection(choice)
+        selection = inputs.selection(choice, spread.shard)
         base = inputs.settings(model, devices, sampling, selection, run.n_predict)
         settings = _settings(base, draft, run, output)
         stream = TextStream(to_stderr) if run.stream else None
@@ -111,18 +117,29 @@ def command(
             last_words(text, rescue)
 
         try:
-            result = runs.bench(
-                settings,
-                prompts,
-                keeper=keeper,
-                time_limit=long.time_limit,
-                on_progress=line if line.enabled else None,
-                on_stats=on_stats if settings.stats_every else None,
-                on_text=stream,
-                on_log=show_log if log.verbose else None,
-                on_abort=on_abort,
-                command=["mtpstats", *sys.argv[1:]],
-            )
+            if spread.ray is not None:
+                result = spreading.bench(
+                    spread,
+                    settings,
+                    prompts,
+                    keeper=keeper,
+                    time_limit=long.time_limit,
+                    on_progress=line if line.enabled else None,
+                    on_note=lambda text: say(f"mtpstats: {text}\n"),
+                )
+            else:
+                result = runs.bench(
+                    settings,
+                    prompts,
+                    keeper=keeper,
+                    time_limit=long.time_limit,
+                    on_progress=line if line.enabled else None,
+                    on_stats=on_stats if settings.stats_every else None,
+                    on_text=stream,
+                    on_log=show_log if log.verbose else None,
+                    on_abort=on_abort,
+                    command=["mtpstats", *sys.argv[1:]],
+                )
         except runs.BenchStopped as stop:
             line.clear()
             _deliver_stopped(stop, output, keeper)
@@ -140,6 +157,10 @@ def _deliver(result: dict[str, Any], output: options.OutputOptions, keeper: Jour
     if done == planned:
         deliver(result, output, written=keeper.remove if keeper is not None else None)
         return
+    aside = result["environment"].get("set_aside")
+    if aside:
+        deliver(result, output)
+        raise SetAside([one["id"] for one in aside], planned)
     said = f"{done} of {planned} prompts were finished within the time limit"
     if not done:
         raise MtpStatsError(f"{said}; nothing was written")

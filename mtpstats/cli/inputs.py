@@ -26,6 +26,14 @@ def with_seed(sampling: options.SamplingOptions) -> options.SamplingOptions:
     return replace(sampling, seed=secrets.randbelow(2**32))
 
 
+def check_shard(shard: tuple[int, int] | None, sampling: options.SamplingOptions) -> None:
+    """Refuse shards that would not be of one run."""
+    if shard is not None and sampling.seed < 0:
+        raise InputError(
+            "--shard needs one --seed for all shards: a random one (-1) is another in each"
+        )
+
+
 def gather(texts: options.PromptOptions, shuffle_seed: int | None = None) -> list[Prompt]:
     """Return the prompts of all sources, the built-in ones if there are none."""
     from mtpstats import prompts
@@ -43,7 +51,7 @@ def gather(texts: options.PromptOptions, shuffle_seed: int | None = None) -> lis
     return found if shuffle_seed is None else prompts.shuffled(found, shuffle_seed)
 
 
-def selection(choice: options.SelectionOptions) -> Selection:
+def selection(choice: options.SelectionOptions, shard: tuple[int, int] | None = None) -> Selection:
     """Return which of the prompts run; raises InputError for choices that contradict."""
     from mtpstats import prepare
 
@@ -54,6 +62,7 @@ def selection(choice: options.SelectionOptions) -> Selection:
         max_tokens=choice.max_tokens,
         limit=choice.limit,
         shuffled=choice.shuffle,
+        shard=None if shard is None else prepare.Shard(*shard),
     )
     if choice.max_tokens is not None and choice.max_tokens < choice.min_tokens:
         raise InputError("--max-tokens is less than --min-tokens: no prompt can have both")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from mtpstats.cli import options
 from mtpstats.cli.output import check, deliver
+from mtpstats.cli.streams import to_stdout
+from mtpstats.errors import InputError
 
 EXAMPLES = """\
 Examples:
@@ -15,6 +18,8 @@ Examples:
       one result of two, and its table
   mtpstats merge shard*.json --json | jq .total.tokens_per_second
       the result on standard output
+  mtpstats merge shard*.trace -o all.trace
+      one trace of several
 """
 
 
@@ -24,9 +29,15 @@ Examples:
 def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
     """Add up the results of a run that was split by prompts.
 
-    Exact, and in any order. Refused, by the field's name, where the runs differ in something that
-    can change a number: model, build, machine, settings. No prompt id may occur twice.
+    Exact, and in any order; traces likewise. Refused, by the field's name, where the runs differ in
+    something that can change a number: model, build, machine, settings. No prompt id may occur
+    twice. What bench or record --shard wrote is put into the order of the whole run.
     """
+    from mtpstats.tracemerge import kind_of
+
+    if kind_of(results) == "trace":
+        _merge_traces(results, output)
+        return
     check(output)
 
     from mtpstats.cli.result_files import read_results
@@ -34,3 +45,18 @@ def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
 
     names = [str(path) for path in results]
     deliver(merge(list(zip(names, read_results(results), strict=True))), output)
+
+
+def _merge_traces(traces: tuple[Path, ...], output: options.OutputOptions) -> None:
+    from mtpstats.text import printable
+    from mtpstats.tracemerge import merge_traces
+
+    if output.output is None or str(output.output) == "-":
+        raise InputError("traces are merged into a file: name it with -o")
+    done = merge_traces(traces, output.output)
+    if output.json:
+        told = {"schema": "mtpstats.merged/1", "trace": str(done.path), "prompts": done.n_prompts}
+        to_stdout(json.dumps({**told, "bytes": done.size, "header": done.header}) + "\n")
+    else:
+        where = printable(str(done.path))
+        to_stdout(f"trace    {where}, {done.size / 1e6:.1f} MB\nprompts  {done.n_prompts}\n")

@@ -459,7 +459,9 @@ class ReplayOptions:
         metavar="SPEC",
         help="chain:n_max=4,p_min=0.6 (and n_min); gated:n_max=4,p1_max=0.7,p2_min=0.2 (and "
         "p_min, n_min, p3_min); adaptive:n_max=8 (and low, start, up, down, p_min); "
-        "tree:[[0],[1],[0,0]] or tree:FILE.json. Repeatable.  [default: llama.cpp's own, "
+        "tree:[[0],[1],[0,0]] or tree:FILE.json; from a trace with a --width, trees grown while "
+        "they are drafted: opttree:n_nodes=8,depth=6,width=2 (and delta), "
+        "eagle2:n_nodes=8,depth=4,width=2. Repeatable.  [default: llama.cpp's own, "
         "chain:n_max=3, and the longest chain recorded]",
     )
     starts: str = _option(

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import inputs, options
+from mtpstats.cli import spread as spreading
 from mtpstats.cli.long_options import LongRunOptions
+from mtpstats.cli.spread_options import SpreadOptions
 from mtpstats.cli.streams import last_words, show_log, to_stderr, to_stdout
 from mtpstats.cli.trace_options import RecordOptions
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.errors import InputError, MtpStatsError, SetAside
 
 if TYPE_CHECKING:
     from mtpstats.record import Recorded
@@ -28,6 +30,8 @@ Examples:
       your model and prompts; then: mtpstats replay run.trace
   mtpstats record -m model.gguf --prompts mine.jsonl -n 256 -ngl 99 -o run.trace --resume
       after an interruption, or --time-limit 8h: go on where it ended
+  mtpstats record -m model.gguf --width 4 -o wide.trace
+      for trees that the head's probabilities choose while they are drafted, too
   mtpstats record -m model.gguf --depth 16 --every 4 -o deep.trace
       what the head is like 16 deep, from a quarter of the positions
 """
@@ -42,6 +46,7 @@ Examples:
     choice=options.SelectionOptions,
     sampling=options.SamplingOptions,
     long=LongRunOptions,
+    spread=SpreadOptions,
     output=options.JsonOption,
     log=options.LogOption,
 )
@@ -53,16 +58,20 @@ def command(
     choice: options.SelectionOptions,
     sampling: options.SamplingOptions,
     long: LongRunOptions,
+    spread: SpreadOptions,
     output: options.JsonOption,
     log: options.LogOption,
 ) -> None:
     """Record once what any drafting policy can be replayed from.
 
     The model continues the prompts, and at every position the head drafts as deep as is asked for:
-    along its own choices, and along the text. From the trace mtpstats replay says exactly what
-    any draft would have done. First the time of target passes and head steps is measured.
+    along its own choices, and along the text; with --width, along other choices too. From the
+    trace mtpstats replay says exactly what any draft would have done. First the time of target
+    passes and head steps is measured.
     """
     _check_output(recording)
+    inputs.check_shard(spread.shard, sampling)
+    spreading.check(spread, log)
 
     from mtpstats import record as records
 
@@ -83,24 +92,38 @@ def command(
         to_stderr(f"mtpstats: {text}\n")
 
     settings = records.RecordSettings(
-        inputs.settings(model, devices, sampling, inputs.selection(choice), recording.n_predict),
+        inputs.settings(
+            model, devices, sampling, inputs.selection(choice, spread.shard), recording.n_predict
+        ),
         depth=recording.depth,
+        width=recording.width,
         every=recording.every,
         resume=long.resume,
         costs=not recording.no_cost,
     )
     try:
-        done = records.record(
-            settings,
-            prompts,
-            recording.output,
-            time_limit=long.time_limit,
-            on_progress=line if line.enabled else None,
-            on_log=show_log if log.verbose else None,
-            on_abort=on_abort,
-            on_removed=on_removed,
-            command=["mtpstats", *sys.argv[1:]],
-        )
+        if spread.ray is not None:
+            done = spreading.record(
+                spread,
+                settings,
+                prompts,
+                recording.output,
+                time_limit=long.time_limit,
+                on_progress=line if line.enabled else None,
+                on_note=on_removed,
+            )
+        else:
+            done = records.record(
+                settings,
+                prompts,
+                recording.output,
+                time_limit=long.time_limit,
+                on_progress=line if line.enabled else None,
+                on_log=show_log if log.verbose else None,
+                on_abort=on_abort,
+                on_removed=on_removed,
+                command=["mtpstats", *sys.argv[1:]],
+            )
     finally:
         line.clear()
     if recording.cost_out is not None:
@@ -116,6 +139,8 @@ def command(
         to_stdout(render(done))
     if said:
         to_stderr(f"mtpstats: {said}\n")
+    if done.set_aside:
+        raise SetAside(done.set_aside, done.n_before + done.n_done + len(done.set_aside))
 
 
 def _check_output(recording: RecordOptions) -> None:

@@ -25,6 +25,8 @@ Examples:
   mtpstats replay run.trace --policy chain:n_max=4,p_min=0.6 \\
       --policy gated:n_max=4,p1_max=0.7,p2_min=0.15 --policy adaptive:n_max=8
       what each of these would have done
+  mtpstats replay wide.trace --policy opttree:n_nodes=8,depth=6,width=2,delta=0.1
+      a tree grown at every position, from a trace recorded with --width
   mtpstats replay run.trace --trees 8 --trees 16
       the best trees of 8 and of 16 nodes, drawn, and as choices for other engines
   mtpstats replay run.trace --policy 'tree:[[0],[1],[0,0]]' --json
@@ -105,6 +107,7 @@ def _record(report: Report, found: list[Replay]) -> dict[str, Any]:
             "tokens": report.n_tokens,
             "roots": report.n_roots,
             "depth": report.header["depth"],
+            "width": report.header.get("width", 0),
             "every": report.header["every"],
             "incomplete": report.incomplete,
         },

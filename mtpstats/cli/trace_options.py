@@ -44,6 +44,16 @@ class RecordOptions:
         metavar="N",
         help="Draft steps recorded at each position: the longest draft that can be replayed.",
     )
+    width: int = option(
+        "--width",
+        type=values.whole(0, 16),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Also record what the head offers below its second and further choices, as far as "
+        "the N most probable nodes of a depth go: trees grown while they are drafted (opttree, "
+        "eagle2) can then be replayed. Slower and larger: see docs/planning.md.",
+    )
     every: int = option(
         "--every",
         type=values.whole(1),

@@ -49,13 +49,14 @@ def render(plan: Plan) -> str:
 
 def _header(plan: Plan) -> str:
     trace, model = plan.trace, plan.trace.header.get("model") or {}
+    width = f", width {trace.width}" if trace.width else ""
     every = f", every {trace.every}th root" if trace.every > 1 else ""
     rows = [
         ("model", [printable(str(model.get(key) or "")) for key in ("file", "architecture")]),
         ("trace", [
             plural(len(trace.prompts), "prompt"),
             plural(int(plan.none.tokens[0]), "token"),
-            f"depth {trace.depth}{every}",
+            f"depth {trace.depth}{width}{every}",
         ]),
         ("costs", _costs(plan)),
     ]  # fmt: skip
@@ -94,7 +95,7 @@ def _policies(plan: Plan) -> str:
     rows += [
         (label(p.policy), p) for p in sorted(rest.values(), key=_speed)[: -SHOWN_CHAINS - 1 : -1]
     ]
-    others = [plan.best(kind) for kind in ("gated", "adaptive", "tree")]
+    others = [plan.best(kind) for kind in ("gated", "adaptive", "opttree", "eagle2", "tree")]
     rows += [(_name(p), p) for p in others if p is not None]
     lines = [f"{'':<{NAMES + 3}}per verification", _HEAD]
     lines += [_row(name, priced) for name, priced in rows]

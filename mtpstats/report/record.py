@@ -18,9 +18,10 @@ def render(done: Recorded) -> str:
     where = printable(str(done.path))
     lines = [f"trace    {where}, {_bytes(done.size)}"]
     depth, every = done.header["depth"], done.header["every"]
+    width = f" and {done.header['width']} wide" if "width" in done.header else ""
     roots = "at every position" if every == 1 else f"at one position in {every}"
     before = f" ({done.n_before} were in it already)" if done.n_before else ""
-    lines.append(f"prompts  {done.n_before + done.n_done}{before}, {depth} deep {roots}")
+    lines.append(f"prompts  {done.n_before + done.n_done}{before}, {depth} deep{width} {roots}")
     if done.n_done:
         prompts = "1 prompt" if done.n_done == 1 else f"{done.n_done} prompts"
         lines.append(

@@ -67,6 +67,7 @@ def _header(report: Report) -> str:
             plural(report.n_roots, "root"),
             f"every {every} positions" if every > 1 else "",
             f"depth {header['depth']}",
+            f"width {header['width']}" if "width" in header else "",
         ]),
         ("target", [] if temp is None else [f"temperature {temp:g}"]),
     ]  # fmt: skip

@@ -24,6 +24,7 @@ _LIGHT: Final = {
     "s1": "#bc4c00",
     "s2": "#1a7f37",
     "s3": "#8250df",
+    "s4": "#bf3989",
     "miss": "#8c959f",
 }
 _DARK: Final = {
@@ -33,9 +34,10 @@ _DARK: Final = {
     "s1": "#f0883e",
     "s2": "#3fb950",
     "s3": "#bc8cff",
+    "s4": "#f778ba",
     "miss": "#6e7681",
 }
-_SERIES: Final = 4
+_SERIES: Final = 5
 
 
 def _rules(colours: dict[str, str]) -> str:

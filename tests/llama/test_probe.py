@@ -51,11 +51,11 @@ def compare(
     n_predict: int,
     policies: tuple[tuple[int, float, int], ...],
     sampling: Sampling | None = None,
-    width: int = 5,
+    together: int = 5,
 ) -> None:
     """Record, replay and run every policy."""
     options: dict[str, Any] = {"sampling": sampling}
-    prober = Prober(8, width=width)
+    prober = Prober(8, together=together)
     ids = [models.model.tokenize(text) for text in prompts]
     with models.speculator(draft=DraftSettings(2), prober=prober, **options) as recorder:
         texts = [record(recorder, prober, prompt, n_predict) for prompt in ids]
@@ -159,7 +159,7 @@ def test_a_root_holds_what_the_head_says_there(lib: Library, tiny: Tiny, arch: s
     depth, n_predict = 5, 14
     with Model(lib, tiny(arch, f32=True, noise=0.5)) as model:
         prompt = model.tokenize(PROMPTS[1])
-        prober = Prober(depth, width=4)
+        prober = Prober(depth, together=4)
         with Speculator(
             model, draft=DraftSettings(2), n_ctx=256, prober=prober, **EXACT
         ) as recorder:
@@ -231,7 +231,7 @@ def test_a_text_that_ends_itself(
     with Speculator(model, draft=DraftSettings(3), **options) as plain:
         eog = plain.generate(ids, 40).tokens[17]
     with Model(lib, with_eog(model_path, tmp_path / "eog.gguf", eog)) as ending:
-        prober = Prober(8, width=4)
+        prober = Prober(8, together=4)
         with Speculator(ending, draft=DraftSettings(3), prober=prober, **options) as recorder:
             text = record(recorder, prober, ids, 64)
         with Speculator(ending, draft=DraftSettings(n_max), **options) as live:
@@ -262,7 +262,7 @@ def test_a_text_that_fills_its_context(model: Model) -> None:
 
 def test_a_head_without_a_finite_logit_has_no_candidates(lib: Library, tiny: Tiny) -> None:
     with Model(lib, tiny("glm4moe", f32=True, nan_in="blk.2.nextn.eh_proj.weight")) as model:
-        prober = Prober(3, width=4)
+        prober = Prober(3, together=4)
         with Speculator(model, draft=DraftSettings(2), n_ctx=256, prober=prober, **EXACT) as one:
             text = record(one, prober, model.tokenize(PROMPTS[0]), 10)
     assert np.isnan(text.p).all()

@@ -20,11 +20,12 @@ import pytest
 from mtpstats import replay
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError
-from mtpstats.policy import Chain
+from mtpstats.policy import Chain, OptTree
 from mtpstats.prompts import builtin
 from mtpstats.result import sha256
 from mtpstats.run import builtin_model
-from mtpstats.trace import UNKNOWN, Trace, TraceWriter
+from mtpstats.trace import UNKNOWN, Trace
+from mtpstats.tracefile import TraceWriter
 
 TEXTS = [prompt.text for prompt in builtin()][:6]
 ARGS = ("-n", "24", "-t", "1", "--no-cost", "--depth", "4")
@@ -104,6 +105,22 @@ def test_what_is_in_a_trace(whole: tuple[Path, float]) -> None:
         assert min(parts.values()) > 0
         assert sum(parts.values()) <= prompt.seconds
     assert replay(trace, Chain(4)).verifications > 0
+
+
+def test_with_a_width_cut_and_resumed(prompts: Path) -> None:
+    path = prompts.with_name("wide.trace")
+    args = (*ARGS, "--prompts", prompts, "--limit", "3", "--width", "3", "-o", path)
+    assert record(*args).returncode == 0
+    before = Trace.load(path)
+    assert (before.width, len(before.prompts)) == (3, 3)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1000)  # inside the beams, which come last
+    assert len(Trace.load(path).prompts) == 2
+    assert record(*args, "--resume").returncode == 0
+    same(before, Trace.load(path))
+    assert replay(before, OptTree(6, 4, 3)).verifications > 0
+    narrower = record(*args, "--resume", "--width", "2")
+    assert "was recorded with width 3, not 2: it cannot be resumed so" in error_line(narrower, 2)
 
 
 def test_kill_at_any_moment_then_resume(whole: tuple[Path, float], prompts: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import reference_replay
 
 from mtpstats.trace import UNKNOWN, Trace, TracedPrompt, quantise, trace_header
 
@@ -68,6 +69,8 @@ def by_chance(
     every: int = 1,
     name: str = "chance",
     lean: float = 0.6,
+    width: int = 0,
+    few: float = 0.0,
 ) -> TracedPrompt:
     """A text whose ranks and probabilities mean nothing but are of the right form."""
     rng = np.random.default_rng(seed)
@@ -109,4 +112,50 @@ def by_chance(
         off_top10=off_top10.astype(np.float32),
         overlap=overlap.astype(np.float32),
         facts={"note": "é"},
+        **(beams(rng, rank, p, off, off_p, width, few) if width else {}),
     )
+
+
+def beams(
+    rng: Any, rank: Any, p: Any, off: Any, off_p: Any, width: int, few: float = 0.0
+) -> dict[str, Any]:
+    """Beams over probabilities by chance, those of the forced path as recorded there.
+
+    ``few``: how often a node has fewer than 8 candidates, or none.
+    """
+    depth = rank.shape[1]
+    at_off = {int(at): row for at, row in zip(off, off_p, strict=True)}
+    node, rows = [], []
+    for r in range(len(rank)):
+        said: dict[tuple[int, ...], Any] = {}
+
+        def offered(path: tuple[int, ...], r: int = r, said: Any = said) -> list[float]:
+            if path not in said:
+                d = len(path)
+                if set(path) <= {1}:
+                    row = p[r, d]
+                elif path == tuple(rank[r, :d]) and r * depth + d in at_off:
+                    row = at_off[r * depth + d]
+                else:
+                    row = quantise(np.sort(rng.dirichlet(np.full(11, 0.3)))[::-1][:8])
+                    # equals happen
+                    row = np.round(row * 16) / 16 if rng.random() < 0.3 else row
+                    if rng.random() < few:
+                        row[rng.integers(0, 8) :] = np.nan
+                said[path] = np.float32(row)
+            return [float(q) for q in said[path] if not np.isnan(q)]
+
+        layer: list[tuple[int, ...]] = [()]
+        kept = set().union(*(reference_replay.beam(offered, w + 1, depth) for w in range(width)))
+        for d in range(depth):
+            below = sorted(path for path in kept if len(path) == d)
+            for path in below:
+                node.append((d, layer.index(path[:-1]) if d else 0, path[-1] if d else 0))
+                offered(path)
+                rows.append(said[path])
+            layer = below
+    return {
+        "width": width,
+        "beam_node": np.array(node, np.uint8).reshape(-1, 3),
+        "beam_p": np.array(rows, np.float32).reshape(-1, 8),
+    }

@@ -15,7 +15,8 @@ from mtpstats import result as results
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError
 from mtpstats.run import builtin_model
-from mtpstats.trace import Trace, TraceWriter
+from mtpstats.trace import Trace
+from mtpstats.tracefile import TraceWriter
 
 COST = {"schema": "mtpstats.cost/1", "verify": {"1": 10}, "draft": {"1": 1}}
 

@@ -14,7 +14,8 @@ from made import by_chance, prompt
 from mtpstats import cli
 from mtpstats.policy import Tree
 from mtpstats.report.replay import draw
-from mtpstats.trace import TraceWriter, trace_header
+from mtpstats.trace import trace_header
+from mtpstats.tracefile import TraceWriter
 
 RANKS = [[1, 1, 2], [1, 2, 1], [2, 1, 0], [1, 0], [0], [1, 1, 1], [1, 1], [1]]
 
@@ -145,7 +146,8 @@ def test_json_by_hand(by_hand, capsys):
     found = json.loads(output(capsys, by_hand, "--json", "--policy", "chain:n_max=2"))
     assert found["schema"] == "mtpstats.replay/1"
     assert found["trace"] == {
-        "prompts": 1, "tokens": 8, "roots": 8, "depth": 3, "every": 1, "incomplete": None,
+        "prompts": 1, "tokens": 8, "roots": 8, "depth": 3, "width": 0, "every": 1,
+        "incomplete": None,
     }  # fmt: skip
     (policy,) = found["policies"]
     assert policy["policy"] == "chain:n_max=2"

@@ -21,7 +21,8 @@ from mtpstats import trace as traces
 from mtpstats.errors import InputError
 from mtpstats.record import recorded_seed
 from mtpstats.stats import Snapshot
-from mtpstats.trace import Trace, TraceWriter, trace_header
+from mtpstats.trace import Trace, trace_header
+from mtpstats.tracefile import TraceWriter
 
 COSTS = {
     "schema": "mtpstats.cost/1", "n_past": 10, "other_token": 0.001,

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpstats.errors import InputError
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree, parse_policy
+from mtpstats.policy import (
+    AdaptiveDepth,
+    Chain,
+    Eagle2,
+    GatedSiblings,
+    OptTree,
+    Policy,
+    Tree,
+    parse_policy,
+)
 
 WORDS = [
     ("chain:n_max=4", Chain(4)),
@@ -21,6 +30,9 @@ WORDS = [
     ("gated:n_max=4,p3_min=0.1", GatedSiblings(4, p3_min=0.1)),
     ("adaptive:n_max=8", AdaptiveDepth(8)),
     ("adaptive:n_max=8,low=2,start=3,up=1,down=2,p_min=0.1", AdaptiveDepth(8, 2, 3, 1, 2, 0.1)),
+    ("opttree:n_nodes=8,depth=6,width=2", OptTree(8, 6, 2)),
+    ("opttree:n_nodes=8,depth=6,width=2,delta=0.1", OptTree(8, 6, 2, 0.1)),
+    ("eagle2:n_nodes=60,depth=6,width=10", Eagle2(60, 6, 10)),
     ("tree:[[0],[1],[0,0]]", Tree([(1,), (1, 1), (2,)])),
     ("tree:[]", Tree()),
 ]
@@ -38,6 +50,8 @@ def test_any_policy_comes_back_from_its_words(n_max, p_min, p1, p2, p3):
         Chain(n_max, p_min, n_max // 2),
         GatedSiblings(n_max, p_min, 0, p1, p2, p3),
         AdaptiveDepth(n_max, p_min=p_min, low=1 + n_max // 2),
+        OptTree(60 * n_max, n_max, 17 - n_max, p1),
+        Eagle2(n_max, n_max, n_max),
     ):
         assert parse_policy(str(policy)) == policy
 
@@ -56,7 +70,7 @@ def test_tree_files(tmp_path):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("", "its kind is none of chain:..., gated:..., adaptive:..., tree:..."),
+        ("", "is none of chain:..., gated:..., adaptive:..., opttree:..., eagle2:..., tree:..."),
         ("chain", "its kind is none of"),
         ("width:n_max=3", "its kind is none of"),
         ("chain:", "n_max is missing"),
@@ -78,6 +92,15 @@ def test_tree_files(tmp_path):
         ("adaptive:n_max=3,low=0", "low is 0"),
         ("adaptive:n_max=3,low=2,start=1", "start is 1"),
         ("adaptive:n_max=3,up=-1", "up is -1"),
+        ("opttree:n_nodes=8,depth=6", "width is missing"),
+        ("opttree:depth=6,width=2", "n_nodes is missing"),
+        ("opttree:n_nodes=0,depth=6,width=2", "n_nodes is 0: a tree has 1 to 1023"),
+        ("opttree:n_nodes=8,depth=17,width=2", "depth is 17: a policy drafts 1 to 16"),
+        ("opttree:n_nodes=8,depth=6,width=17", "width is 17: a step expands 1 to 16"),
+        ("opttree:n_nodes=8,depth=6,width=2,delta=-1", "delta is -1.0"),
+        ("opttree:n_nodes=8,depth=6,width=2,delta=nan", "delta is nan"),
+        ("eagle2:n_nodes=8,depth=6,width=0", "width is 0"),
+        ("eagle2:n_nodes=8,depth=6,width=2,delta=1", "'delta' is none of n_nodes, depth, width"),
         ("tree:[[0,0]]", "path [1, 1] has no parent"),
         ("tree:[[0],[0]]", "path [1] is given twice"),
         ("tree:[[8]]", "has a rank outside 1..8"),

@@ -8,7 +8,7 @@ import pytest
 from mtpstats.chat import ChatTemplate
 from mtpstats.conversation import Conversation
 from mtpstats.errors import InputError
-from mtpstats.prepare import Selection, prepare, read_template
+from mtpstats.prepare import Selection, Shard, prepare, read_template
 from mtpstats.prompts import Prompt
 
 SOURCE = "<s>{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]"
@@ -136,3 +136,30 @@ def test_a_template_file_is_checked_when_it_is_read(tmp_path):
         read_template(path)
     with pytest.raises(InputError, match="No such file"):
         read_template(tmp_path / "none")
+
+
+def test_shards_take_turns_after_every_other_choice():
+    prompts = [*words(9, 2, 3), Prompt("talk", None, "", TALK), *words(4, 5, 6, 8)]
+    chosen = {"min_tokens": 3, "max_tokens": 8, "limit": 5}
+    whole = prepare(Model(), prompts, Selection(**chosen))
+    # 9 is too long, 2 too short, 8 beyond the limit; the conversation has the template's words.
+    assert [p.id for p in whole.prompts] == ["p3", "talk", "p4", "p5", "p6"]
+    assert whole.longest == 6
+    assert "shard" not in whole.settings
+    parts = [prepare(Model(), prompts, Selection(**chosen, shard=Shard(i, 2))) for i in (1, 2)]
+    assert [[(p.id, p.index) for p in part.prompts] for part in parts] == [
+        [("p3", 0), ("p4", 2), ("p6", 4)],
+        [("talk", 1), ("p5", 3)],
+    ]
+    assert [[len(ids) for ids in part.tokens] for part in parts] == [[3, 4, 6], [3, 5]]
+    assert [part.longest for part in parts] == [6, 6]
+    assert [part.settings["chat_prompts"] for part in parts] == [0, 1]
+    assert parts[1].settings["shard"] == {"numbers": [2], "of": 2, "prompts": 5}
+    same = {key: parts[0].settings[key] for key in whole.settings if key != "chat_prompts"}
+    assert same == {key: whole.settings[key] for key in same}
+
+
+def test_a_shard_without_a_prompt_is_refused():
+    assert refusal(Model(), words(1, 2), shard=Shard(3, 3)) == (
+        "shard 3/3: of 2 prompts none is left for it; there can be 2 shards at most"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from mtpstats.errors import InputError
 from mtpstats.record import Recorded, RecordSettings, recorded_seed
 from mtpstats.report.record import render
 from mtpstats.run import BenchSettings, builtin_model
-from mtpstats.trace import Trace, TraceWriter, trace_header
+from mtpstats.trace import Trace, trace_header
+from mtpstats.tracefile import TraceWriter
 
 Calls = list[tuple[RecordSettings, list[Any], Path]]
 
@@ -43,10 +45,13 @@ def test_defaults_and_options(calls: Calls, tmp_path: Path, capsys: Any) -> None
     assert settings.run.model == builtin_model()
     assert (settings.run.n_predict, settings.run.sampling.temp) == (128, 0.7)
     assert len(prompts) == 15
-    args = "-m x.gguf -n 64 --depth 16 --every 4 --resume --no-cost -p a -p b --temp 0.5 -ub 64"
+    assert settings.width == 0
+    args = "-m x.gguf -n 64 --depth 16 --width 3 --every 4 --resume --no-cost"
+    args += " -p a -p b --temp 0.5 -ub 64"
     assert cli.main(["record", "-o", str(path), *args.split()]) == 0
     settings, prompts, _ = calls[-1]
     assert (settings.depth, settings.every, settings.resume, settings.costs) == (16, 4, True, False)
+    assert settings.width == 3
     assert (settings.run.n_predict, settings.run.sampling.temp) == (64, 0.5)
     assert settings.run.n_ubatch == 64
     assert [prompt.text for prompt in prompts] == ["a", "b"]
@@ -67,7 +72,7 @@ def test_a_random_seed_is_that_of_the_trace_when_it_is_resumed(
 
 def test_settings_that_cannot_be() -> None:
     run = BenchSettings(Path("x.gguf"))
-    for options in ({"depth": 0}, {"depth": 17}, {"every": 0}):
+    for options in ({"depth": 0}, {"depth": 17}, {"every": 0}, {"width": -1}, {"width": 17}):
         with pytest.raises(InputError):
             RecordSettings(run, **options)  # type: ignore[arg-type]
 
@@ -77,6 +82,9 @@ def test_what_was_recorded_is_shown() -> None:
     header = trace_header(depth=8, every=3)
     header["cost"] = Costs(verify=curve, draft=curve, n_past=1234).to_dict()
     done = Recorded(Path("a\x1b.trace"), header, 2, 3, 1234, 567, 12.34, 2_345_678)
+    assert ", 8 deep and 4 wide at every" in render(
+        replace(done, header=trace_header(depth=8, width=4))
+    )
     assert render(done) == (
         "trace    a\\x1b.trace, 2.3 MB\n"
         "prompts  5 (2 were in it already), 8 deep at one position in 3\n"

@@ -13,6 +13,7 @@ import pytest
 from made import by_chance, prompt, trace
 
 from mtpstats import trace as traces
+from mtpstats import tracefile
 from mtpstats.appending import seal, unsealed
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.policy import Chain, Tree
@@ -22,10 +23,10 @@ from mtpstats.trace import (
     UNKNOWN,
     Trace,
     TracedPrompt,
-    TraceWriter,
     quantise,
     trace_header,
 )
+from mtpstats.tracefile import TraceWriter
 
 HEADER = trace_header(depth=4, n_predict=20, model={"sha256": "abc"}, sampling={"temp": 0.0})
 
@@ -279,7 +280,7 @@ def test_headers_that_no_trace_has(key, value, tmp_path):
 
 def record(changes: dict[str, bytes] | None = None, extra: bytes = b"", **facts: object) -> bytes:
     """A record whose arrays or facts were made up."""
-    line, _, data = traces._packed(small("a")).partition(b"\n")
+    line, _, data = tracefile._packed(small("a")).partition(b"\n")
     values = unsealed(line + b"\n")
     assert values is not None
     arrays = io.BytesIO(data)
