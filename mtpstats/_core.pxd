@@ -73,6 +73,8 @@ cdef struct Pending:
     int32_t replayed        # length of the draft sent again after a restore; -1: none
     int32_t replay_at       # where that first differs from what was sent
     int32_t replay_token    # the target's choice there
+    int32_t depth           # of the tree whose accepted path was sent; -1: a chain
+    bint leaf               # nothing of the tree followed that path
     Candidates[16] at
     int32_t[1024] tokens    # what was sent
 

@@ -31,14 +31,15 @@ cdef bint _resolve(State *s, int64_t n_past, int32_t id_last) noexcept nogil:
     """Closes the pending draft by the next call's position and token; True if it was verified."""
     cdef Pending *p = &s.pending
     cdef Counters *c = &s.total
-    cdef int i, length, reached
+    cdef int i, length, sent, reached
     cdef int64_t accepted = n_past - p.n_past - 1
-    cdef bint ended = False
+    cdef bint ended = False, tree = p.depth >= 0, side
     p.active = False
     if p.broken:
         c.invalid += 1
         return False
-    length = _planned(p) if p.sent < 0 else p.sent
+    sent = _planned(p) if p.sent < 0 else p.sent
+    length = p.depth if tree else sent
     if p.replayed >= 0:
         # the accepted part and the target's own token were decoded again: what follows them
         # belongs to that second pass
@@ -50,23 +51,30 @@ cdef bint _resolve(State *s, int64_t n_past, int32_t id_last) noexcept nogil:
     if accepted < 0 or accepted > length:
         c.discarded += 1
         return False
-    if accepted < length and _token(p, <int>accepted) == id_last:
+    if accepted < sent and _token(p, <int>accepted) == id_last:
         # generation ended inside the accepted prefix: what the draft held after it was never
         # put to the question
         accepted += 1
         length = <int>accepted
         ended = True
-    reached = min(length, <int>accepted + 1)
+    if tree and accepted != sent:
+        c.discarded += 1
+        return False
+    reached = <int>accepted if tree and p.leaf else min(length, <int>accepted + 1)
+    # a sibling of what p_min went on to judge
+    side = tree and 0 < accepted <= POSITIONS and (
+        p.tokens[accepted - 1] != p.at[accepted - 1].ids[0]
+    )
     count_verification(c, length, reached, accepted)
     for i in range(min(reached, <int>POSITIONS)):
         _count_reached(c, &p.at[i], i, _token(p, i) if i < accepted else id_last)
     if p.dropped:
         return True
     if p.stop >= 0 and length == p.stop and not ended:
-        count_stop(c, length, accepted == length, length < POSITIONS and
+        count_stop(c, length, accepted == length and not side, length < POSITIONS and
                    p.at[length].count > 0 and p.at[length].ids[0] == id_last)
-    elif accepted == length and (length > 0 or p.sent >= 0):
-        count_censored(c, length, REASON_END if ended else p.reason)
+    elif reached == accepted and (length > 0 or p.sent >= 0):
+        count_censored(c, accepted, REASON_END if ended else p.reason)
     return True
 
 
@@ -288,6 +296,7 @@ cdef class Collector:
         p.dropped = False
         p.broken = False
         p.replayed = -1
+        p.depth = -1
         self._report()
 
     def candidates(self, int seq, int position, logits, n_vocab=None):
@@ -374,6 +383,37 @@ cdef class Collector:
         p.reason = why
         memcpy(p.tokens, sent, n * sizeof(int32_t))
         s.total.cut_tokens += planned - n
+
+    def verify_tree(self, int seq, tokens, int depth, bint leaf, reason="n_max"):
+        """A tree was verified, ``depth`` deep, and ``tokens`` of it were accepted.
+
+        Candidates are those on that path, which follows from the target's choices: give them
+        before this, as far as they were put to the question. ``leaf``: nothing of the tree followed
+        the path; ``reason``: why not. ``n_past`` and ``id_last`` of the next call must agree.
+        """
+        cdef State *s
+        cdef Pending *p
+        cdef int32_t[1024] path
+        cdef int n, why
+        if self._states == NULL:
+            return
+        n = _tokens(tokens, path)
+        why = _reason(reason)
+        p = self._open(seq, "verify_tree()")
+        if p.sent >= 0 or p.dropped:
+            raise InputError(f"verify_tree(): the draft of sequence {seq} is already closed")
+        if n > depth or depth > DRAFT:
+            raise InputError(f"verify_tree(): {n} tokens of a tree that is {depth} deep")
+        if p.seen < (n if leaf else n + 1):
+            raise InputError(f"verify_tree(): {n} tokens were accepted, but candidates were given "
+                             f"for {p.seen} positions")
+        s = self._find(seq)
+        p.sent = n
+        p.depth = depth
+        p.leaf = leaf
+        p.reason = why
+        memcpy(p.tokens, path, n * sizeof(int32_t))
+        s.total.cut_tokens += max(0, _planned(p) - depth)
 
     def drop(self, int seq):
         """The draft was thrown away (``n_min``); the target decodes ``id_last`` alone."""

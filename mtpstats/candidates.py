@@ -9,18 +9,48 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from mtpstats.llama import arch
 from mtpstats.policy import AdaptiveDepth, Chain, Eagle2, GatedSiblings, Grown, OptTree, Tree
 from mtpstats.price import Priced, Pricer, fastest
 from mtpstats.replay import AnyPolicy, Totals, heads, reach, totals
 from mtpstats.trace import Trace
 from mtpstats.trees import best_trees, improve
 
-__all__ = ["BUDGET", "DEFAULTS", "Bench", "adaptive", "chains", "default_chain", "gates"]
+__all__ = [
+    "BUDGET",
+    "DEFAULTS",
+    "Bench",
+    "adaptive",
+    "can_branch",
+    "chains",
+    "default_chain",
+    "gates",
+    "memory_of",
+]
 
 DEFAULTS: Final = Chain(3)
 """What llama.cpp does with ``--spec-type draft-mtp`` and nothing else."""
 P_MINS: Final = tuple(round(0.1 * i, 1) for i in range(10))
 BUDGET: Final = 64
+
+
+def memory_of(trace: Trace) -> str:
+    """Return how the branches of a tree share the memory of the trace's model.
+
+    ``coupled`` where none could, too: that is what another engine would be like.
+    """
+    return _branches(trace) or "coupled"
+
+
+def can_branch(trace: Trace) -> bool:
+    """Return whether the driver can verify trees on the trace's model."""
+    return _branches(trace) != ""
+
+
+def _branches(trace: Trace) -> str:
+    name = (trace.header.get("model") or {}).get("architecture") or ""
+    known = arch.of(str(name), 1)
+    return known.branches(known.rollback)
 
 
 def chains(trace: Trace) -> Iterable[Chain]:

@@ -8,7 +8,8 @@ A cost file is JSON, ``"schema": "mtpstats.cost/1"``, times in seconds. One writ
      "draft": {"1": 0.002}}
 
 Between two rows that were measured a straight line is taken, beyond the last one the line through
-the last two: never one line through all, since passes cost steps and cliffs.
+it and the one at half as many rows: never one line through all, since passes cost steps and cliffs,
+and none through the last two, which noise or a single step may decide.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from mtpstats.text import printable
 
 SCHEMA: Final = "mtpstats.cost/1"
 CURVES: Final = ("verify", "follow", "draft", "plain")
-OTHERS: Final = ("other_verification", "other_draft", "other_token", "other_plain")
+OTHERS: Final = (
+    *("other_verification", "other_draft", "other_shape", "other_token", "other_plain"),
+)
 FACTS: Final = ("environment", "model", "settings", "check", "comment")
+
+TREE: Final = ("tree_target", "tree_rest")
 
 _ROWS: Final = re.compile("[1-9][0-9]{0,4}")
 
@@ -60,6 +65,15 @@ class Point:
         return 1.2533 * (self.high - self.low) / 1.349 / math.sqrt(self.samples)
 
 
+def half_of(rows: Floats) -> int:
+    """Return the index of the last of two or more rows that is at most half of the greatest.
+
+    >>> half_of(numpy.array([1.0, 2.0, 8.0, 9.0]))
+    1
+    """
+    return max(int(np.searchsorted(rows, rows[-1] / 2, "right")) - 1, 0)
+
+
 class Curve:
     """Seconds by number of rows.
 
@@ -82,7 +96,8 @@ class Curve:
         asked = np.asarray(rows, np.float64)
         seconds = np.interp(asked, self._rows, self._seconds)
         if len(self._rows) > 1:
-            slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
+            half = half_of(self._rows)
+            slope = (self._seconds[-1] - self._seconds[half]) / (self._rows[-1] - self._rows[half])
             seconds = seconds + np.maximum(asked - self._rows[-1], 0.0) * max(slope, 0.0)
         return np.where(asked > 0, seconds, 0.0)
 
@@ -126,7 +141,8 @@ class Costs:
 
     A verification of L drafted tokens takes ``verify(1 + L)`` in the target, ``follow(1 + L)`` in
     the head, which reads the same tokens, and ``other_verification``; each step of the head over
-    ``w`` rows takes ``draft(w)`` and ``other_draft``; each generated token ``other_token``. Without
+    ``w`` rows takes ``draft(w)`` and ``other_draft``, and ``other_shape`` after a step of other
+    than ``w`` rows, as it happens in trees; each generated token takes ``other_token``. Without
     drafting a token takes ``plain(1)``, ``other_plain`` and ``other_token``: a target that keeps no
     hidden rows and no snapshots for a head is quicker. All in seconds. ``plain`` None: ``verify``
     stands in for it. ``follow`` None: nothing, as for a head that reads the target's cells, or in
@@ -141,11 +157,18 @@ class Costs:
     other_draft: float = 0.0
     other_token: float = 0.0
     other_plain: float = 0.0
+    other_shape: float = 0.0
     n_past: int | None = None
     """Tokens in the context while it was measured."""
+    tree_target: float = 1.0
+    """How many times as long a tree's target passes take as all of this says; known once it is
+    :meth:`calibrated`. Branches are sequences of their own."""
+    tree_rest: float = 1.0
+    """The same of everything else: steps of the head differ in shape from one to the next."""
     facts: dict[str, Any] = field(default_factory=dict)
     """``environment``, ``model``, ``settings``: where it was measured. ``check``: seconds of real
-    runs by draft length, and what medians and means make of them. ``comment``: anything."""
+    runs by draft length (``tree_target``, ``tree_rest``: of a tree), and what medians and means
+    make of them. ``comment``: anything."""
 
     def seconds(
         self,
@@ -194,8 +217,8 @@ class Costs:
         step is rarely hit but then hard, a long pass nearly always, and medians compare them badly.
         """
         off = {"by_medians": 0.0, "by_means": 0.0}
-        for one in self.facts.get("check", {}).values():
-            for name in off:
+        for run, one in self.facts.get("check", {}).items():
+            for name in off if run not in TREE else ():
                 off[name] += abs(math.log(one[name] / one["measured"]))
         return self.averaged() if off["by_means"] < off["by_medians"] else self
 
@@ -207,18 +230,20 @@ class Costs:
         fitted, check = self.fitting(), self.facts.get("check", {})
         by = "by_medians" if fitted is self else "by_means"
 
-        def factor(plain: bool) -> float:
-            runs = [run for n_max, run in check.items() if (n_max == "0") == plain]
+        def factor(kind: str) -> float:
+            kinds = {"0": "plain"} | {name: name for name in TREE}
+            runs = [run for n_max, run in check.items() if kinds.get(n_max, "chain") == kind]
             return (
                 sum(run["measured"] for run in runs) / sum(run[by] for run in runs) if runs else 1
             )
 
-        drafting, alone = factor(False), factor(True)
+        drafting, alone = factor("chain"), factor("plain")
+        tree: dict[str, Any] = {name: factor(name) / drafting for name in TREE if name in check}
         others = {name: getattr(fitted, name) * drafting for name in OTHERS}
         others["other_plain"] = fitted.other_plain * alone
         scaled = fitted._with_curves(lambda curve: curve.scaled(drafting))
         plain = None if fitted.plain is None else fitted.plain.scaled(alone)
-        return replace(scaled, plain=plain, **others)
+        return replace(scaled, plain=plain, **tree, **others)
 
     def _with_curves(self, change: Callable[[Curve], Curve]) -> Costs:
         follow, plain = (one and change(one) for one in (self.follow, self.plain))
@@ -286,6 +311,7 @@ class Costs:
             others["other_draft"],
             others["other_token"],
             others["other_plain"],
+            others["other_shape"],
             n_past=n_past,
             facts=facts,
         )

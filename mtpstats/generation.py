@@ -9,9 +9,6 @@ from mtpstats.stats import Snapshot
 NEAR_TIE = 1e-2
 """A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
 
-NEAR_TIE = 1e-2
-"""A target choice with a smaller margin may differ under another batch shape (DESIGN 4)."""
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -40,6 +37,25 @@ class Seconds:
 
 
 @dataclass
+class Trees:
+    """What the trees of a text came to: sums over its verifications.
+
+    ``levels`` are their depths, ``rows`` those of the target's passes, which may be more than the
+    nodes and one for each verification.
+    """
+
+    nodes: int = 0
+    levels: int = 0
+    rows: int = 0
+
+    def add(self, nodes: int, depth: int, rows: int) -> None:
+        """Count one verification."""
+        self.nodes += nodes
+        self.levels += depth
+        self.rows += rows
+
+
+@dataclass
 class Generation:
     """What one prompt gave.
 
@@ -48,7 +64,8 @@ class Generation:
     logits, or for a sampled target the distance of the draw from the nearest edge of the chosen
     token's interval. ``verifications`` holds (drafted, accepted) of each target pass, in order;
     their sums are ``drafted`` and ``accepted``. ``stop`` is ``"eog"``, ``"n_predict"``,
-    ``"context"`` or ``"nan"`` (the target gave no finite logit).
+    ``"context"`` or ``"nan"`` (the target gave no finite logit). ``trees``: of drafts that branch,
+    whose verifications hold nodes instead of drafted tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -58,6 +75,7 @@ class Generation:
     stop: str = "n_predict"
     seconds: Seconds = field(default_factory=Seconds)
     snapshot: Snapshot | None = None
+    trees: Trees | None = None
 
     @property
     def drafted(self) -> int:

@@ -16,16 +16,21 @@ from time import perf_counter_ns
 from mtpstats._core import Row, copy
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context
+from mtpstats.policy import Branching, GatedSiblings
 from mtpstats.stats import Collector
 
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """How far the head drafts; llama.cpp's ``--spec-draft-n-max``, ``-n-min`` and ``-p-min``."""
+    """How far the head drafts; llama.cpp's ``--spec-draft-n-max``, ``-n-min`` and ``-p-min``.
+
+    ``tree``: drafts branch as it says; make such settings with :meth:`branching`.
+    """
 
     n_max: int = 8
     n_min: int = 0
     p_min: float = 0.0
+    tree: Branching | None = None
 
     def __post_init__(self) -> None:
         if self.n_max < 1:
@@ -34,6 +39,15 @@ class DraftSettings:
             raise InputError(f"n_min is {self.n_min}: it must lie between 0 and n_max {self.n_max}")
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"p_min is {self.p_min}: it must lie between 0 and 1")
+
+    @classmethod
+    def branching(cls, tree: Branching) -> DraftSettings:
+        """Return the settings that draft a tree; ``InputError`` for one without nodes."""
+        if isinstance(tree, GatedSiblings):
+            return cls(tree.n_max, tree.n_min, tree.p_min, tree)
+        if not len(tree):
+            raise InputError("the tree has no nodes: there is nothing to draft")
+        return cls(tree.depth, tree=tree)
 
 
 class Slot:
@@ -131,17 +145,31 @@ class Head:
         self._follow(parts)
         self.ns += perf_counter_ns() - before
 
+    def follow_path(self, slot: Slot, tokens: Sequence[int], rows: Sequence[int]) -> None:
+        """``follow`` for tokens whose rows do not lie in a row: ``rows`` are their addresses."""
+        batch, row_bytes = self.batch, self._row_bytes
+        batch.clear()
+        for i, row in zip(batch.extend(tokens, slot.n_past, slot.seq), rows, strict=True):
+            copy(batch.embd_address(i), row, row_bytes)
+        before = perf_counter_ns()
+        self._follow([(slot, tokens, 0)])
+        self.ns += perf_counter_ns() - before
+
     def _follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]]) -> None:
         self.context.decode(self.batch)
 
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """Take back plans that this head cannot draft for."""
+
     def draft(self, slots: Sequence[Slot]) -> None:
         """Fill ``slot.draft`` of every slot and tell the collector what was seen and sent."""
+        self.prepare(slots)
         drafting = [slot for slot in slots if slot.n_steps]
         if len(drafting) == 1 and self._alone is not None:
             self._draft_alone(drafting[0], self._alone)
         else:
             self._draft_together(drafting)
-        self._forget(slots)
+        self.forget(slots)
         for slot in slots:
             self._send(slot)
 
@@ -241,7 +269,7 @@ class Head:
         """Decode what was fed: the inputs of ``drafting``, one of each."""
         self.context.decode(self.batch)
 
-    def _forget(self, slots: Sequence[Slot]) -> None:
+    def forget(self, slots: Sequence[Slot]) -> None:
         """Remove what drafting left in the head's memory."""
         for slot in slots:
             if slot.n_steps:
@@ -347,12 +375,14 @@ class SharedHead(Head):
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
         """Do nothing: the target's cells are the head's."""
 
-    def draft(self, slots: Sequence[Slot]) -> None:
-        """As any head, but nothing before the first token: there are no cells to attend to."""
+    def follow_path(self, slot: Slot, tokens: Sequence[int], rows: Sequence[int]) -> None:
+        """Do nothing, likewise."""
+
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """Draft nothing before the first token: there are no cells to attend to."""
         for slot in slots:
             if slot.n_past == 0:
                 slot.n_steps, slot.limit, slot.reason = 0, 0, "context"
-        super().draft(slots)
 
     def feed(self, slot: Slot, token: int, hidden: int) -> int:
         """See :class:`Head`."""
@@ -361,7 +391,7 @@ class SharedHead(Head):
         copy(batch.embd_address(index), hidden, self._row_bytes)
         return index
 
-    def _forget(self, slots: Sequence[Slot]) -> None:
+    def forget(self, slots: Sequence[Slot]) -> None:
         """Do nothing: drafting wrote no cells."""
 
     def rewind(self, slot: Slot) -> None:

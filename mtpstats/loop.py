@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,11 +34,16 @@ class Progress:
 class Driver(Protocol):
     """What generates: :class:`mtpstats.speculate.Speculator`, or a stand-in.
 
-    ``n_max`` is the draft length in force, which may be less than was asked for.
+    ``n_max`` is the draft length in force, which may be less than was asked for; ``tree`` what a
+    result says of drafts that branch, None for chains.
     """
 
     n_ctx: int
     n_max: int
+
+    @property
+    def tree(self) -> dict[str, Any] | None:
+        """``settings.tree`` of a result."""
 
     def rounds(
         self,
@@ -277,6 +282,7 @@ def _record(
         "seconds": _seconds(drafted),
         "positions": drafted.snapshot.to_dict() if drafted.snapshot is not None else None,
         "baseline": None if plain is None else _baseline(drafted, plain),
+        **({"tree": asdict(drafted.trees)} if drafted.trees is not None else {}),
     }
 
 

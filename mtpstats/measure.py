@@ -23,6 +23,7 @@ from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.generation import Generation
 from mtpstats.loop import Progress
+from mtpstats.policy import Tree
 from mtpstats.speculate import Speculator, _Text
 
 ROWS = tuple(range(1, 34))
@@ -39,6 +40,7 @@ SPAN = 3 * MOST_ROWS
 """Tokens that a text grows by at least until it is begun anew."""
 QUICK = 0.02  # seconds; a slower round is made once only
 ROUNDS = 6  # of a real run at each draft length, each time through
+WARM = 2  # rounds before those
 
 
 @dataclass
@@ -53,17 +55,23 @@ class _Samples:
     token: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     runs: dict[int, list[Generation]] = field(default_factory=dict)
+    trees: list[Generation] = field(default_factory=list)
 
 
 class _Rig:
     """A driver whose memories hold about ``n_past`` tokens of a text, and its rounds."""
 
     def __init__(
-        self, driver: Speculator, text: Sequence[int], n_past: int, plain: Speculator | None
+        self,
+        driver: Speculator,
+        text: Sequence[int],
+        n_past: int,
+        plain: Speculator | None,
+        tree: Speculator | None = None,
     ) -> None:
         assert driver._head is not None
         self.driver, self.head, self.target = driver, driver._head, driver._target
-        self.plain = plain
+        self.plain, self.tree = plain, tree
         self._text = list(text)
         # A pass takes longer in a longer text: stay near the length that was asked for.
         span = max(SPAN, n_past // 4)
@@ -71,6 +79,7 @@ class _Rig:
         self._end = min(self._first + span, driver.n_ctx, len(self._text))
         self._slot: _Text | None = None
         self._plain_slot: _Text | None = None
+        self._tree_slot: _Text | None = None
 
     def slot(self, room: int) -> _Text:
         """Return the text in the making; begun anew where it would become too long."""
@@ -179,15 +188,35 @@ class _Rig:
         """Let the driver without a head go on for some rounds."""
         driver = self.plain
         assert driver is not None
-        slot = self._plain_slot = self._ready(driver, self._plain_slot, ROUNDS + 2)
-        slot.result = Generation()
-        for _ in range(ROUNDS):
-            ended = driver._round([slot], None)
-            samples.plain.append(driver._target_ns * 1e-9)
-            if ended:
-                self._plain_slot = None
-                break
+        slot = self._ready(driver, self._plain_slot, WARM + ROUNDS + 2)
+        self._plain_slot = slot if self._go_on(driver, slot, samples.plain) else None
         samples.runs.setdefault(0, []).append(slot.result)
+
+    def run_tree(self, samples: _Samples) -> None:
+        """Let the driver of a tree go on for some rounds."""
+        driver = self.tree
+        assert driver is not None
+        room = (WARM + ROUNDS) * (driver.n_max + 1) + 2
+        slot = self._ready(driver, self._tree_slot, room)
+        self._tree_slot = slot if self._go_on(driver, slot, []) else None
+        samples.trees.append(slot.result)
+
+    def _go_on(self, driver: Speculator, slot: _Text, seconds: list[float]) -> bool:
+        """Run rounds of a driver that was left alone for a while; return whether its text goes on.
+
+        Those in which it finds its memory again count only if there are no others. ``seconds``
+        receives what the target took in each that counts.
+        """
+        for i in range(WARM + ROUNDS):
+            if i in (0, WARM):
+                slot.result = Generation()
+                seconds_of_rounds: list[float] = []
+            ended = driver._round([slot], None)
+            seconds_of_rounds.append(driver._target_ns * 1e-9)
+            if ended:
+                break
+        seconds += seconds_of_rounds
+        return not ended
 
 
 def measure(
@@ -196,6 +225,7 @@ def measure(
     n_past: int,
     *,
     plain: Speculator | None = None,
+    tree: Speculator | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     seconds: float = SECONDS,
 ) -> Costs:
@@ -206,6 +236,7 @@ def measure(
             the context holds it.
         n_past: tokens in the context while it is measured.
         plain: a driver without a head, for what a token takes without drafting.
+        tree: a driver of :func:`sample_tree`, for how much longer trees take than chains say.
         seconds: time to spend, unless ``LEAST`` samples of each take longer.
 
     Raises:
@@ -217,7 +248,7 @@ def measure(
             f"a context of {driver.n_ctx} is too short to measure costs in: raise --ctx-size"
         )
     n_past = max(1, min(n_past, room))
-    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past, plain)
+    rig = _Rig(driver, [*text] * (driver.n_ctx // len(text) + 1), n_past, plain, tree)
     tell = on_progress or (lambda _: None)
     order = random.Random(0)
     # The first time through touches everything and tells about how long one takes.
@@ -248,11 +279,15 @@ def _sweep(
         *(("verify", n) for n in rows if n <= most and (n <= longest or n in FEWER_ROWS)),
         *(("step", n) for n in WIDTHS if 1 < n <= most),
         *(("run", n) for n in drafts),
+        *([("tree", 0)] if rig.tree is not None else []),
     ]
     order.shuffle(tasks)
     slowest = 0.0
     unused = _Samples()
     for what, n in tasks:
+        if what == "tree":
+            rig.run_tree(samples)
+            continue
         if what == "run":
             rig.drafting(samples)
             if n or rig.plain is None:
@@ -287,10 +322,37 @@ def _costs(driver: Speculator, samples: _Samples, n_past: int) -> Costs:
         other_token=token,
         n_past=n_past,
     )
-    return replace(costs, **_rest(costs, samples, change))
+    return replace(costs, **_rest(costs, samples, change, driver))
 
 
-def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
+def sample_tree(n_max: int) -> Tree:
+    """Return the tree that real runs are made with: of middle size, at most so deep."""
+    paths = ((1,), (2,), (1, 1), (1, 2), (2, 1), (1, 1, 1))
+    return Tree(path for path in paths if len(path) <= n_max)
+
+
+def _tree_check(found: Costs, runs: Sequence[Generation], n_max: int) -> dict[str, Any]:
+    """Return what runs of the sample tree took, and what the costs make of them."""
+    tree = sample_tree(n_max)
+    passes = [accepted for run in runs for _, accepted in run.verifications]
+    rows = sum(run.trees.rows for run in runs if run.trees) // len(passes)
+    tokens = sum(len(run.tokens) for run in runs)
+    by = {"by_medians": found, "by_means": found.averaged()}
+    target = {name: len(passes) * float(costs.verify(rows)) for name, costs in by.items()}
+    rest: dict[str, float] = {}
+    for name, costs in by.items():
+        steps = float(np.sum(costs.draft(tree.widths) + costs.other_draft))
+        head = len(passes) * (steps + tree.changes * costs.other_shape)
+        head += float(costs.follow(np.add(passes, 1)).sum()) if costs.follow else 0.0
+        rest[name] = head + len(passes) * costs.other_verification + tokens * costs.other_token
+    parts = [run.seconds for run in runs]
+    return {
+        "tree_target": {"measured": sum(part.target for part in parts), **target},
+        "tree_rest": {"measured": sum(part.head + part.other for part in parts), **rest},
+    }
+
+
+def _rest(costs: Costs, samples: _Samples, change: float, driver: Speculator) -> dict[str, Any]:
     """Return what real rounds took beside all that is known, and how well costs explain them."""
     beside: dict[bool, list[float]] = {False: [], True: []}
     for n_max, runs in samples.runs.items():
@@ -301,6 +363,7 @@ def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
     found = replace(
         costs,
         other_verification=median(beside[True]) + change,
+        other_shape=change,
         other_plain=median(beside[False]),
     )
     check = {}
@@ -320,8 +383,11 @@ def _rest(costs: Costs, samples: _Samples, change: float) -> dict[str, Any]:
                     for name, costs in by.items()
                 },
             }
+    if samples.trees:
+        check |= _tree_check(found, samples.trees, driver.n_max)
     return {
         "other_verification": found.other_verification,
+        "other_shape": found.other_shape,
         "other_plain": found.other_plain,
         "facts": {"check": check},
     }

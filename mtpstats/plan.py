@@ -131,7 +131,8 @@ def make(trace: Trace, costs: Costs, *, seed: int = 0, budget: int = BUDGET) -> 
     Raises:
         InputError: a trace without prompts or without verifications.
     """
-    bench = Bench(trace, Pricer(costs, len(trace.prompts), seed=seed), seed)
+    pricer = Pricer(costs, len(trace.prompts), seed=seed, memory=candidates.memory_of(trace))
+    bench = Bench(trace, pricer, seed)
     (none,) = bench.priced([NO_DRAFTING])
     if not none.verifications[0]:
         raise InputError("the trace holds no verification: there is nothing to plan from")

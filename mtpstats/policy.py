@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -22,6 +23,7 @@ from mtpstats.text import printable
 
 __all__ = [
     "AdaptiveDepth",
+    "Branching",
     "Chain",
     "Eagle2",
     "GatedSiblings",
@@ -110,6 +112,19 @@ class GatedSiblings(_Named):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0 and not (name == "p3_min" and value == math.inf):
                 raise InputError(f"{name} is {value}: it must lie between 0 and 1")
+
+    @property
+    def beside(self) -> int:
+        """Most siblings of a token: 1 without third choices."""
+        return 1 if self.p3_min > 1 else 2
+
+    @property
+    def leaves(self) -> int:
+        """Most leaves: the chain's own end and all siblings."""
+        return 1 + self.beside * self.n_max
+
+    changes = 0
+    """As ``Tree.changes``: siblings take no step of the head."""
 
 
 @dataclass(frozen=True)
@@ -273,11 +288,31 @@ class Tree:
         """Length of the longest path."""
         return len(self.paths[-1]) if self.paths else 0
 
+    @property
+    def leaves(self) -> int:
+        """Nodes that nothing follows; 1 for the root alone."""
+        return len({(), *self.paths} - {path[:-1] for path in self.paths})
+
+    @property
+    def widths(self) -> list[int]:
+        """Rows of each step of the head: nodes of a depth that have children."""
+        inner = {path[:-1] for path in self.paths}
+        return [sum(len(path) == depth for path in inner) for depth in range(self.depth)]
+
+    @property
+    def changes(self) -> int:
+        """Steps of the head that have another number of rows than the one before."""
+        return sum(a != b for a, b in pairwise(self.widths))
+
     def __str__(self) -> str:
         return f"tree:{json.dumps(self.choices(), separators=(',', ':'))}"
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+
+Branching: TypeAlias = "Tree | GatedSiblings"
+"""What the driver can draft beside chains."""
 
 
 def _order(path: Path) -> tuple[int, Path]:

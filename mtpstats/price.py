@@ -3,7 +3,10 @@
 A policy's replay over the trace says what it verifies and drafts, the costs say what that takes::
 
     tokens/s = sum(accepted + 1)
-             / sum(T_verify(1 + nodes) + T_follow(1 + nodes) + sum(T_draft(width)) + other)
+             / sum(T_verify(rows) + T_follow(followed) + sum(T_draft(width)) + other)
+
+A chain's pass has 1 + nodes rows and the head follows all of them. A tree's pass has as many rows
+as the driver sends on that memory (:func:`sent_rows`), and the head follows the accepted path.
 
 Intervals come from resampling whole prompts and, with every resample, the samples of the costs.
 All policies of a :class:`Pricer` share the resamples, so that ratios of two of them are paired.
@@ -20,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mtpstats.cost import Costs, Curve
+from mtpstats.cost import Costs, Curve, half_of
 from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, Eagle2, GatedSiblings, OptTree, Tree
 from mtpstats.replay import AnyPolicy, Totals
@@ -81,6 +84,8 @@ class Priced:
     """Of ``verify``: seconds if a pass of any rows took as long as one of a single row."""
     nodes: float
     """Nodes sent to the target, a verification."""
+    rows: float
+    """Rows of its pass."""
     steps: float
     """Steps of the head, a verification."""
     extrapolated: bool
@@ -142,10 +147,18 @@ class Pricer:
         costs: of the machine in question.
         n_prompts: P, of every ``Totals`` that is priced.
         seed: of the resamples.
+        memory: how a tree's branches share the target's: ``coupled`` or ``chains``
+            (``llama.arch``).
     """
 
     def __init__(
-        self, costs: Costs, n_prompts: int, *, seed: int = 0, resamples: int = RESAMPLES
+        self,
+        costs: Costs,
+        n_prompts: int,
+        *,
+        seed: int = 0,
+        resamples: int = RESAMPLES,
+        memory: str = "coupled",
     ) -> None:
         if n_prompts < 1:
             raise InputError("the trace holds no prompt: there is nothing to plan from")
@@ -153,6 +166,7 @@ class Pricer:
         share = np.full(n_prompts, 1 / n_prompts)
         drawn = rng.multinomial(n_prompts, share, resamples)
         self._weights = np.concatenate([np.ones((1, n_prompts)), drawn])
+        self._memory = memory
         self._costs = costs = costs.calibrated()
         self._curves: dict[str, _Curves | None] = {
             "verify": _Curves(costs.verify, resamples, rng),
@@ -174,7 +188,7 @@ class Pricer:
             # One large product instead of hundreds of small ones.
             parts = [
                 (done.rows[:, 1:], done.widths[:, 1:], done.tokens[:, None],
-                 done.verifications[:, None])
+                 done.verifications[:, None], done.lengths)
                 for _, done in batch
             ]  # fmt: skip
             columns = np.concatenate([one for part in parts for one in part], axis=1)
@@ -182,8 +196,11 @@ class Pricer:
             ends = np.cumsum([one.shape[1] for part in parts for one in part])
             drawn = iter(np.split(sums, ends[:-1], axis=1))
             for policy, done in batch:
-                rows, widths, tokens, passes = islice(drawn, 4)
-                found.append(self._priced(policy, done, rows, widths, tokens[:, 0], passes[:, 0]))
+                rows, widths, tokens, passes, lengths = islice(drawn, 5)
+                followed = lengths if isinstance(policy, Tree | GatedSiblings) else rows
+                found.append(
+                    self._priced(policy, done, rows, followed, widths, tokens[:, 0], passes[:, 0])
+                )
         return found
 
     def _priced(
@@ -191,6 +208,7 @@ class Pricer:
         policy: AnyPolicy,
         done: Totals,
         rows: Floats,
+        followed: Floats,
         widths: Floats,
         tokens: Floats,
         passes: Floats,
@@ -198,11 +216,18 @@ class Pricer:
         costs = self._costs
         drafting = kind_of(policy) != "none"
         alone = "plain" if not drafting and costs.plain is not None else "verify"
-        verify = self._seconds(alone, rows.shape[1])
-        follow = self._seconds("follow", rows.shape[1]) * drafting
+        sent = sent_rows(policy, rows.shape[1], self._memory)
+        widest = int(sent[_widest(done.rows) - 1]) if passes[0] else 1
+        verify = self._seconds(alone, int(sent.max(initial=1)))[:, sent - 1]
+        follow = self._seconds("follow", followed.shape[1]) * drafting
         draft = self._seconds("draft", widths.shape[1]) + costs.other_draft
         each = costs.other_verification if drafting else costs.other_plain
-        in_target = np.einsum("bn,bn->b", rows, verify)
+        rest, slower, changes = 1.0, 1.0, 0
+        if isinstance(policy, Tree | GatedSiblings) and policy.leaves > 1:
+            rest, slower, changes = costs.tree_rest, costs.tree_target, policy.changes
+        in_draft = np.einsum("bn,bn->b", widths, draft) + passes * changes * costs.other_shape
+        in_target = slower * np.einsum("bn,bn->b", rows, verify)
+        in_bare = slower * self._seconds("verify", 1)[:, 0]
         n = max(1.0, float(passes[0]))
         return Priced(
             policy=policy,
@@ -211,17 +236,33 @@ class Pricer:
             tokens=tokens,
             parts={
                 "verify": in_target,
-                "follow": np.einsum("bn,bn->b", rows, follow),
-                "draft": np.einsum("bn,bn->b", widths, draft),
-                "other": passes * each + tokens * costs.other_token,
+                "follow": rest * np.einsum("bn,bn->b", followed, follow),
+                "draft": rest * in_draft,
+                "other": rest * (passes * each + tokens * costs.other_token),
             },
             # More rows never take less time; where they seem to, that is noise.
-            bare=np.minimum(passes * self._seconds("verify", 1)[:, 0], in_target),
+            bare=np.minimum(passes * in_bare, in_target),
             nodes=float(done.drafted.sum()) / n,
+            rows=float(rows[0] @ sent) / n,
             steps=float(widths[0].sum()) / n,
-            extrapolated=not costs.measured(_widest(done.rows), _widest(done.widths)),
+            extrapolated=not costs.measured(widest, _widest(done.widths)),
             on_one_prompt=len(done.tokens) < 2,
         )
+
+
+def sent_rows(policy: AnyPolicy, n: int, memory: str) -> npt.NDArray[np.int64]:
+    """Return [n] the rows that passes of 0..n-1 nodes really have.
+
+    Where each leaf is a chain of its own, those of all leaves at the depth that a tree of so many
+    nodes has; of a gate, whose depth nodes do not tell, at its own.
+    """
+    nodes = np.arange(n)
+    if memory != "chains" or not isinstance(policy, Tree | GatedSiblings) or n == 1:
+        return nodes + 1
+    if isinstance(policy, GatedSiblings):
+        return np.full(n, policy.leaves * (1 + policy.n_max))
+    within = np.cumsum(np.bincount([len(path) for path in policy.paths]))
+    return policy.leaves * (1 + np.searchsorted(within, nodes))
 
 
 class _Curves:
@@ -246,7 +287,8 @@ class _Curves:
         if len(known) == 1:
             return np.repeat(points, len(wanted), axis=1)
         right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
-        slope = (points[:, right] - points[:, right - 1]) / (known[right] - known[right - 1])
+        left = np.where(wanted > known[-1], half_of(known), right - 1)
+        slope = (points[:, right] - points[:, left]) / (known[right] - known[left])
         slope = np.where(wanted > known[-1], np.maximum(slope, 0.0), slope)
         found: Floats = points[:, right] + (wanted - known[right]) * slope
         return found

@@ -6,7 +6,9 @@ verification is kept in a spare sequence, and what was accepted is decoded again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from mtpstats.head import Slot
 from mtpstats.llama import Batch, Context
@@ -15,7 +17,7 @@ from mtpstats.llama import Batch, Context
 class Cut:
     """Memory that gives tokens back."""
 
-    def __init__(self, target: Context) -> None:
+    def __init__(self, target: Context, n_slots: int = 1, batch: Batch | None = None) -> None:
         self._target = target
 
     def clear(self, slot: Slot) -> None:
@@ -79,3 +81,32 @@ class Replay(Cut):
     def _copy(self, source: int, to: int) -> None:
         self._target.seq_rm(to)
         self._target.seq_cp(source, to)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the target's context has to be, and what takes back the rejected tokens there.
+
+    ``options``: of a context to make instead of one that just holds the texts, with ``n_cells``
+    more cells and so many logits at a time.
+    """
+
+    recovery: Callable[[Context, int, Batch], Cut] = Cut
+    options: dict[str, Any] = field(default_factory=dict)
+    n_cells: int = 0
+    n_outputs: int = 0
+
+
+class Probes(Protocol):
+    """What drafts in several sequences: the needs of the memory that the head attends to."""
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences beside the texts'."""
+
+    @property
+    def n_cells(self) -> int:
+        """Cells beside the texts', unless the head reads the target's."""
+
+    def context(self) -> dict[str, Any]:
+        """Options of the context."""

@@ -43,6 +43,7 @@ class Signed(int):
 # A key that ends in "?" may be missing. An imported result knows only the generation as a whole.
 _SECONDS = {**dict.fromkeys(SECONDS, (float, None)), "generation?": (float, None)}
 _COUNTS = {**dict.fromkeys(COUNTS, (int, None)), "tokens": int}
+_TREES: dict[str, Any] = dict.fromkeys(("nodes", "levels", "rows"), int)
 PROMPT: dict[str, Any] = {
     "id": str,
     "index?": int,
@@ -55,6 +56,7 @@ PROMPT: dict[str, Any] = {
     "seconds": _SECONDS,
     "positions": (dict, None),
     "baseline": ({"tokens": int, "same_text": bool, "seconds": _SECONDS}, None),
+    "tree?": _TREES,
 }
 _MODEL: dict[str, Any] = {
     **dict.fromkeys(("file", "sha256", "architecture", "quantisation"), (str, None)),
@@ -80,6 +82,10 @@ RUN: dict[str, Any] = {
             (int, None),
         ),
         "n_parallel?": int,
+        "tree?": {
+            **dict.fromkeys(("policy", "memory"), str),
+            **dict.fromkeys(("nodes", "leaves", "depth", "rows"), int),
+        },
         "shard?": {"numbers": [int], "of": int, "prompts": int},
         "chat_template?": (str, None),
         "chat_template_kwargs?": dict,
@@ -95,6 +101,7 @@ _RESULT: dict[str, Any] = {
         "positions": (dict, None),
         "tokens_per_second": (float, None),
         "baseline_tokens_per_second": (float, None),
+        "tree?": _TREES,
     },
 }
 
@@ -132,6 +139,8 @@ def _total(prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     seconds = _added([p["seconds"] for p in prompts])
     plain = [p["baseline"] for p in prompts if p["baseline"] is not None]
     counts = {key: _sum([p[key] for p in prompts]) for key in COUNTS}
+    trees = [p["tree"] for p in prompts if "tree" in p]
+    branched = {"tree": {key: _sum([t[key] for t in trees]) for key in _TREES}} if trees else {}
     return {
         **counts,
         "seconds": seconds,
@@ -140,6 +149,7 @@ def _total(prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "baseline_tokens_per_second": _rate(
             sum(b["tokens"] for b in plain), _added([b["seconds"] for b in plain])
         ),
+        **branched,
     }
 
 
@@ -203,6 +213,38 @@ def timing(result: dict[str, Any]) -> Timing:
         shares={
             part: value / spent if spent and value is not None else None
             for part, value in seconds.items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Wood:
+    """What drafts that branch came to; ``per_...`` are means, None where nothing was verified."""
+
+    nodes: int
+    accepted: int
+    wasted: int
+    nodes_per_token: float | None
+    nodes_per_verification: float | None
+    levels_per_verification: float | None
+    rows_per_verification: float | None
+
+
+def wood(result: dict[str, Any]) -> Wood | None:
+    """Return the figures of a run's trees; None for a run of chains."""
+    total = result["total"]
+    trees = total.get("tree")
+    if trees is None:
+        return None
+    passes, tokens = total["verifications"], total["tokens"]
+    return Wood(
+        nodes=trees["nodes"],
+        accepted=total["accepted"],
+        wasted=trees["nodes"] - total["accepted"],
+        nodes_per_token=trees["nodes"] / tokens if tokens else None,
+        **{
+            f"{name}_per_verification": trees[name] / passes if passes else None
+            for name in ("nodes", "levels", "rows")
         },
     )
 

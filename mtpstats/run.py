@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -198,6 +198,7 @@ class LlamaEngine:
         self.draft_files: Sequence[Path] = _files(self._draft_model)
         self.n_ctx_train = self._model.n_ctx_train
         self.n_threads = settings.n_threads or llama.default_threads()
+        self.n_ubatch = settings.n_ubatch
 
     def environment(self, command: Sequence[str]) -> dict[str, Any]:
         """See :class:`Engine`."""
@@ -226,7 +227,12 @@ class LlamaEngine:
     ) -> Speculator:
         """See :class:`Engine`."""
         settings = self._settings
-        return Speculator(
+        made: Callable[..., Speculator] = Speculator
+        if draft is not None and draft.tree is not None:
+            from mtpstats.treedraft import TreeSpeculator
+
+            made = TreeSpeculator
+        return made(
             self._model,
             draft=draft,
             draft_model=self._draft_model if draft is not None else None,
@@ -254,13 +260,17 @@ class LlamaEngine:
         tell: Callable[[Progress], None],
     ) -> Costs:
         """See :class:`Engine`."""
-        from mtpstats.measure import MOST_ROWS, measure
+        from mtpstats.measure import MOST_ROWS, measure, sample_tree
 
-        with (
-            self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS) as driver,
-            self.driver(None, n_ctx, None) as plain,
-        ):
-            return measure(driver, text, n_past, plain=plain, on_progress=tell)
+        with ExitStack() as stack:
+            driver = self.driver(DraftSettings(n_max), n_ctx, None, n_rows=MOST_ROWS)
+            stack.enter_context(driver)
+            plain = stack.enter_context(self.driver(None, n_ctx, None))
+            tree = None
+            with suppress(InputError):  # not every memory can branch
+                branching = DraftSettings.branching(sample_tree(driver.n_max))
+                tree = stack.enter_context(self.driver(branching, n_ctx, None))
+            return measure(driver, text, n_past, plain=plain, tree=tree, on_progress=tell)
 
     def close(self) -> None:
         """See :class:`Engine`."""
@@ -423,6 +433,7 @@ def recorded(
         "compat_counts": settings.compat_counts,
         "baseline": settings.baseline,
         "stats": settings.stats,
+        **({"tree": driver.tree} if draft.tree is not None else {}),
     }
 
 

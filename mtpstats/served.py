@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtpstats.errors import Interrupted
 from mtpstats.loop import WARM_UP_TOKENS, Progress
-from mtpstats.price import flags_of
+from mtpstats.price import flags_of, kind_of
 from mtpstats.run import BenchSettings
 from mtpstats.server import Completion, Server
 from mtpstats.trace import Trace
@@ -34,7 +34,9 @@ def run_server(
 
     Raises ``MtpStatsError`` when a server does not start or does not answer.
     """
-    policies = [checked.policy for checked in validation.policies]
+    # llama.cpp runs chains only.
+    run = [one for one in validation.policies if kind_of(one.policy) in ("none", "chain")]
+    policies = [checked.policy for checked in run]
     taken = [Taken() for _ in policies]
     n_ctx = max(prompt.n_ctx for prompt in trace.prompts)
     sampling = settings.sampling
@@ -60,16 +62,17 @@ def run_server(
                     _keep_server(taken[which], repeat, got)
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
-    checked = [
-        replace(
+    served = {
+        id(one): replace(
             one,
             server=found.speed(),
             server_drafted=sum(found.drafted[0]),
             server_accepted=sum(found.accepted[0]),
         )
-        for one, found in zip(validation.policies, taken, strict=True)
-    ]
-    return replace(validation, policies=tuple(checked))
+        for one, found in zip(run, taken, strict=True)
+    }
+    checked = tuple(served.get(id(one), one) for one in validation.policies)
+    return replace(validation, policies=checked)
 
 
 def _keep_server(taken: Taken, repeat: int, got: Completion) -> None:

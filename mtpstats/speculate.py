@@ -20,7 +20,7 @@ from mtpstats.generation import NEAR_TIE, Generation, Sampling, Seconds
 from mtpstats.head import DraftSettings, Head, Slot, head_of
 from mtpstats.llama import Batch, Context, Model
 from mtpstats.probe import Prober
-from mtpstats.recovery import Cut, Replay
+from mtpstats.recovery import Cut, Memory, Probes, Replay
 from mtpstats.stats import Collector
 
 __all__ = ["NEAR_TIE", "DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
@@ -101,7 +101,7 @@ class Speculator:
             raise InputError("a text can be probed only if it is drafted for, one at a time")
         self.model = model
         self.n_parallel = n_parallel
-        self.collector = collector if collector is not None and collector.enabled else None
+        self.collector = collector if collector and collector.enabled else None
         n_max = draft.n_max if draft else 0
 
         def context(model: Model, n_ctx: int, n_outputs: int, **options: Any) -> Context:
@@ -127,40 +127,40 @@ class Speculator:
                 f"make {n_parallel * rows}: raise --batch-size or draft less"
             )
         shared = (draft_model or model).kind.heads == "shared"
-        n_probes, probed = (prober.n_sequences, prober.context()) if prober else (0, {})
+        probe: Probes | None = prober or (self._forks(draft) if draft else None)
+        n_probes, probed = (probe.n_sequences, probe.context()) if probe else (0, {})
         target = context(
             model,
             n_ctx,
-            max(1 + n_max, n_rows, 1 + n_probes if shared else 0),
-            **{"n_seq_max": n_parallel, "n_rs_seq": n_max, **(probed if shared else {})},
+            max(1 + n_max, n_rows),
+            n_seq_max=n_parallel,
+            n_rs_seq=n_max,
         )
         self._target = target
         self.n_ctx = target.n_ctx
-        replay = draft is not None and target.rollback == "none"
-        if replay:
-            target.close()
-            if 2 * n_parallel > most:
-                raise InputError(
-                    f"{n_parallel} texts at a time: 1 to {most // 2} are possible on {model.arch}, "
-                    "which needs two sequences for each"
-                )
-            # Two sequences per text, which share their cells.
-            self._target = target = context(
-                model,
-                self.n_ctx,
-                max(1 + n_max, n_rows),
-                n_seq_max=2 * n_parallel,
-                kv_unified=True,
-                beyond_training=True,
-            )
         self._head: Head | None = None
         try:
+            memory = self._memory(target) if draft else Memory()
+            if prober is not None and shared:
+                # What the head would write takes cells for a moment.
+                options = {"n_rs_seq": n_max, **probed}
+                memory = Memory(Cut, options, 2 * n_probes, 1 + n_probes)
+            if memory.options:
+                target.close()
+                self._target = target = context(
+                    model,
+                    self.n_ctx + memory.n_cells,
+                    max(1 + n_max, n_rows, memory.n_outputs),
+                    **memory.options,
+                    beyond_training=True,
+                )
             capacity = max(target.n_batch, n_parallel * (1 + n_max))
             self._batch = Batch(capacity)
+            self._recovery = memory.recovery(target, n_parallel, self._batch)
             if draft:
                 own = context(
                     draft_model or model,
-                    self.n_ctx + (prober.n_cells if prober and not shared else 0),
+                    self.n_ctx + (probe.n_cells if probe and not shared else 0),
                     max(1 + n_probes, n_rows),
                     **{"n_seq_max": n_parallel, **probed},
                     beyond_training=True,
@@ -175,14 +175,36 @@ class Speculator:
             self.close()
             raise
         self.n_max = self._head.n_max if self._head else 0
-        self._recovery = Replay(target, n_parallel, self._batch) if replay else Cut(target)
-        self._compat_counts = compat_counts and replay
+        self._compat_counts = compat_counts and memory.recovery is Replay
         self._prober = prober
         self._sampler = Sampler(
             sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed
         )
         self._row_bytes = 4 * model.n_embd_out
         self._target_ns = 0
+
+    def _forks(self, draft: DraftSettings) -> Probes | None:
+        """Return what the head needs to draft in several sequences, None for one."""
+        if draft.tree is not None:
+            raise InputError("drafts that branch need a TreeSpeculator")
+        return None
+
+    def _memory(self, target: Context) -> Memory:
+        """Return what the target's memory has to be to get rid of what is rejected."""
+        if target.rollback != "none":
+            return Memory()
+        if 2 * self.n_parallel > self.model.lib.max_sequences:
+            raise InputError(
+                f"{self.n_parallel} texts at a time: 1 to {self.model.lib.max_sequences // 2} are "
+                f"possible on {self.model.arch}, which needs two sequences for each"
+            )
+        # Two sequences per text, which share their cells.
+        return Memory(Replay, {"n_seq_max": 2 * self.n_parallel, "kv_unified": True})
+
+    @property
+    def tree(self) -> dict[str, Any] | None:
+        """What a result says of drafts that branch; None for chains."""
+        return None
 
     def close(self) -> None:
         """Free both contexts; closing twice is harmless."""
@@ -348,7 +370,7 @@ class Speculator:
                 text.plan(head.n_max, head.settings.n_min, room - 1, budget)
                 drafting.append(text)
         if head is not None and drafting:
-            head.draft(drafting)
+            self._draft(head, drafting)
         for group in self._groups(going):
             self._pass(group)
             partly: list[tuple[Slot, list[int]]] = []
@@ -365,6 +387,9 @@ class Speculator:
             seconds.head += head_ns * share
             seconds.other += (spent - self._target_ns - head_ns) * share
         return ended
+
+    def _draft(self, head: Head, texts: Sequence[_Text]) -> None:
+        head.draft(texts)
 
     def _groups(self, texts: Sequence[_Text]) -> list[Sequence[_Text]]:
         """Split into texts that one target pass can verify and roll back together.
@@ -412,7 +437,7 @@ class Speculator:
 
         ``partly`` receives the text and what it keeps of the pass if that is not all of it.
         """
-        target, head, result, sent = self._target, self._head, text.result, text.sent
+        result, sent = text.result, text.sent
         chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
@@ -444,12 +469,18 @@ class Speculator:
             on_text(text.number, made)
         if ended or 0 <= text.n_predict < text.n_done:
             return True
-        if head is not None:
-            text.keep_row(target.nextn_address(text.index + n_accepted))
-            if n_accepted + 1 < text.n_rows:
-                partly.append((text, sent[: n_accepted + 1]))
-                head.rewind(text)
+        if self._head is not None:
+            kept = self._settle(self._head, text, n_accepted)
+            if kept < text.n_rows:
+                partly.append((text, sent[:kept]))
         return False
+
+    def _settle(self, head: Head, text: _Text, n_accepted: int) -> int:
+        """Leave the head's memory with what was accepted; return how much of the pass to keep."""
+        text.keep_row(self._target.nextn_address(text.index + n_accepted))
+        if n_accepted + 1 < text.n_rows:
+            head.rewind(text)
+        return n_accepted + 1
 
     def _verify_again(self, text: _Text, chosen: list[int]) -> None:
         """Make what was accepted and the target's own token the next draft, as llama.cpp does."""

@@ -377,7 +377,8 @@ class Collector(_core.Collector):
     number of accepted tokens, ``n_past' - n_past - 1``, and the target's choices. Without
     ``verify()`` the draft is taken to be the head's best token at each position with candidates.
     A ``verify()`` that follows another is a replay of the shortened draft, as engines do that
-    must restore a checkpoint.
+    must restore a checkpoint. A draft that branches ends with ``verify_tree()`` in its place, once
+    the target has chosen a path.
 
     Args:
         n_max: the longest draft to expect, 1..1024; a position beyond it is an error. None: 1024.

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtpstats import plan as plans
-from mtpstats.candidates import default_chain
+from mtpstats.breakeven import branched, tree_verdict
+from mtpstats.candidates import can_branch, default_chain, memory_of
 from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
@@ -25,8 +26,8 @@ from mtpstats.head import DraftSettings
 from mtpstats.intervals import cluster_bootstrap
 from mtpstats.loop import TURN, WARM_UP_TOKENS, Driver, Progress
 from mtpstats.origin import measured
-from mtpstats.policy import Chain, Tree
-from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, label
+from mtpstats.policy import Branching, Chain, GatedSiblings, Tree
+from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label
 from mtpstats.replay import Totals, replay, totals
 from mtpstats.run import LlamaEngine
 from mtpstats.trace import Trace, TracedPrompt
@@ -48,7 +49,7 @@ ALIKE: Final = 0.05
 CLOSE: Final = 0.03
 """The best predicted policy has held if it measures this close to the best measured one."""
 
-Runnable = Chain | Tree
+Runnable = Chain | Tree | GatedSiblings
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -106,6 +107,8 @@ class Checked:
     """The others."""
     unexplained: tuple[str, ...] = ()
     """Of them, those without a near tie, which may fall either way."""
+    price: Priced | None = None
+    """All of the prediction."""
     server: Figure | None = None
     """Tokens/s by llama-server's own timings."""
     server_drafted: int | None = None
@@ -165,7 +168,7 @@ def session(
     n_prompts: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Validation:
-    """Plan, and run the ``top`` chains, llama.cpp's defaults and no drafting.
+    """Plan, and run the ``top`` chains, llama.cpp's defaults, no drafting and the best tree.
 
     Args:
         engine: the trace's model with the settings of its recording.
@@ -177,10 +180,28 @@ def session(
     plan = plans.make(trace, costs if costs is not None else measure())
     default = default_chain(trace)
     policies = policies_to_run(picks(plan, top), default if default.n_max <= plan.deepest else None)
+    tree = best_tree(plan, engine.n_ubatch)
+    policies += [tree] if tree is not None else []
     return run(
         chosen(trace, n_prompts), policies, engine,
         costs=costs, measure=measure, repeats=repeats, on_progress=on_progress,
     )  # fmt: skip
+
+
+def best_tree(plan: plans.Plan, n_ubatch: int) -> Branching | None:
+    """Return the fastest policy of the plan that branches and that the driver can run here."""
+    if not can_branch(plan.trace):
+        return None
+    chains = memory_of(plan.trace) == "chains"
+    found: list[tuple[float, Branching]] = []
+    for one in plan.policies:
+        policy = one.policy
+        if not isinstance(policy, Tree | GatedSiblings) or policy.leaves < 2:
+            continue
+        depth = policy.depth if isinstance(policy, Tree) else policy.n_max
+        if not chains or policy.leaves * (1 + depth) <= n_ubatch:
+            found.append((float(one.speeds[0]), policy))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def picks(plan: plans.Plan, top: int) -> list[Chain]:
@@ -265,11 +286,10 @@ def run(
         except KeyboardInterrupt:
             raise Interrupted("interrupted: nothing was compared") from None
     costs = costs if costs is not None else merged(found)
-    priced = Pricer(costs, len(trace.prompts), seed=seed).price(
-        zip(policies, replayed, strict=True)
-    )
+    pricer = Pricer(costs, len(trace.prompts), seed=seed, memory=memory_of(trace))
+    priced = pricer.price(zip(policies, replayed, strict=True))
     checked = [
-        _checked(trace, policy, price.rate, did, one)
+        _checked(trace, policy, price, did, one)
         for policy, price, did, one in zip(policies, priced, replayed, taken, strict=True)
     ]
     return Validation(tuple(checked), costs, repeats, len(trace.prompts))
@@ -362,7 +382,9 @@ def turned(n: int, by: int) -> list[int]:
 def _draft(policy: Runnable) -> DraftSettings | None:
     if isinstance(policy, Chain):
         return DraftSettings(policy.n_max, policy.n_min, policy.p_min)
-    flags_of(policy)  # an error for what llama.cpp cannot run
+    if isinstance(policy, Tree | GatedSiblings) and policy != NO_DRAFTING:
+        return DraftSettings.branching(policy)
+    flags_of(policy)  # an error for what nobody can run
     return None
 
 
@@ -376,9 +398,7 @@ def _keep(taken: Taken, got: Generation) -> None:
     taken.add(len(got.tokens), got.seconds.generation, got.drafted, got.accepted)
 
 
-def _checked(
-    trace: Trace, policy: Runnable, predicted: Figure, done: Totals, taken: Taken
-) -> Checked:
+def _checked(trace: Trace, policy: Runnable, price: Priced, done: Totals, taken: Taken) -> Checked:
     different = [
         i
         for i in range(len(trace.prompts))
@@ -388,8 +408,9 @@ def _checked(
     replays = replay(trace.select(different), policy).prompts
     return Checked(
         policy=policy,
-        predicted=predicted,
+        predicted=price.rate,
         measured=taken.speed(),
+        price=price,
         same=len(trace.prompts) - len(different),
         different=tuple(one.id for one in replays),
         unexplained=tuple(one.id for one in replays if one.near_tie is None),
@@ -434,6 +455,22 @@ def to_dict(validation: Validation, trace: Trace) -> dict[str, Any]:
         "best_measured": order[id(validation.best_measured)],
         "shortfall": validation.shortfall,
         "verdict": verdict(validation),
+        "tree": _tree_entry(validation, order),
+    }
+
+
+def _tree_entry(validation: Validation, order: dict[int, int]) -> dict[str, Any] | None:
+    found = branched(validation)
+    if found is None:
+        return None
+    low = found.break_even
+    return {
+        "policy": order[id(found.tree)],
+        "fastest_other": order[id(found.other)],
+        "gain": found.gain,
+        "row_cost": found.row_cost,
+        "break_even_row_cost": None if low == float("inf") else low,
+        "verdict": tree_verdict(validation),
     }
 
 
@@ -447,7 +484,7 @@ def _entry(checked: Checked) -> dict[str, Any]:
             "accepted": checked.server_accepted,
         }
     return {
-        "policy": str(policy) if isinstance(policy, Chain) else "none",
+        "policy": "none" if kind_of(policy) == "none" else str(policy),
         "predicted_tokens_per_second": checked.predicted._asdict(),
         "measured_tokens_per_second": checked.measured._asdict(),
         "error": checked.error,
@@ -455,7 +492,7 @@ def _entry(checked: Checked) -> dict[str, Any]:
         "prompts_different": list(checked.different),
         "prompts_different_without_near_tie": list(checked.unexplained),
         "llama_server": server,
-        "flags": flags_of(policy),
+        "flags": flags_of(policy) if kind_of(policy) in ("none", "chain") else None,
     }
 
 

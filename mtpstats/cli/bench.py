@@ -15,9 +15,11 @@ from mtpstats.cli.long_options import LongRunOptions
 from mtpstats.cli.output import check, deliver, journal
 from mtpstats.cli.spread_options import SpreadOptions
 from mtpstats.cli.streams import last_words, show_log, to_stderr
+from mtpstats.cli.tree import TreeOptions, draft_settings
 from mtpstats.errors import MtpStatsError, SetAside
 
 if TYPE_CHECKING:
+    from mtpstats.head import DraftSettings
     from mtpstats.journal import Journal
     from mtpstats.run import BenchSettings, BenchStopped
 
@@ -35,6 +37,8 @@ Examples:
       layers on two machines that run llama.cpp's rpc-server
   mtpstats bench -m model.gguf --prompts chats.jsonl --shuffle --limit 100 -n 256
       100 of your conversations through the model's chat template; each category apart
+  mtpstats bench -m model.gguf --tree best:6 --trace run.trace --baseline
+      the best tree of 6 nodes for what was recorded, drafted and verified for real
   mtpstats bench -m model.gguf --suite --chat-template-kwargs '{"enable_thinking": false}'
       the built-in conversations, answered without thinking first
   mtpstats bench -m model.gguf --prompts many.jsonl -o run.json --time-limit 8h
@@ -51,6 +55,7 @@ Examples:
     choice=options.SelectionOptions,
     drafting=options.DraftOptions,
     sampling=options.SamplingOptions,
+    tree=TreeOptions,
     run=options.RunOptions,
     long=LongRunOptions,
     spread=SpreadOptions,
@@ -64,6 +69,7 @@ def command(
     choice: options.SelectionOptions,
     drafting: options.DraftOptions,
     sampling: options.SamplingOptions,
+    tree: TreeOptions,
     run: options.RunOptions,
     long: LongRunOptions,
     spread: SpreadOptions,
@@ -77,6 +83,7 @@ def command(
     candidates the target's own choice had: whether to draft deeper or wider.
     """
     check(output)
+    draft = draft_settings(drafting, tree)
     inputs.check_shard(spread.shard, sampling)
     spreading.check(spread, log, run)
 
@@ -101,7 +108,7 @@ def command(
         prompts = inputs.gather(texts, sampling.seed if choice.shuffle else None)
         selection = inputs.selection(choice, spread.shard)
         base = inputs.settings(model, devices, sampling, selection, run.n_predict)
-        settings = _settings(base, drafting, run, output)
+        settings = _settings(base, draft, run, output)
         stream = TextStream(to_stderr) if run.stream else None
 
         def on_abort(text: str, finished: dict[str, Any] | None) -> None:
@@ -179,16 +186,14 @@ def _advice(keeper: Journal | None) -> str:
 
 def _settings(
     base: BenchSettings,
-    drafting: options.DraftOptions,
+    draft: DraftSettings,
     run: options.RunOptions,
     output: options.OutputOptions,
 ) -> BenchSettings:
-    from mtpstats.speculate import DraftSettings
-
     return replace(
         base,
         n_parallel=run.n_parallel,
-        draft=DraftSettings(drafting.n_max, drafting.n_min, drafting.p_min),
+        draft=draft,
         compat_counts=run.compat_counts,
         baseline=run.baseline,
         stats=not run.no_stats,

@@ -559,8 +559,8 @@ class ValidateOptions:
         default=3,
         show_default=True,
         metavar="K",
-        help="Run the K chains that are predicted fastest, beside llama.cpp's defaults and no "
-        "drafting. Each has contexts of its own.",
+        help="Run the K chains that are predicted fastest, beside llama.cpp's defaults, no "
+        "drafting and the best tree. Each has contexts of its own.",
     )
     repeat: int = _option(
         "--repeat",

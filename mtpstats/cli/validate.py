@@ -14,7 +14,7 @@ from mtpstats.cli.streams import to_stdout
 EXAMPLES = """\
 Examples:
   mtpstats validate run.trace
-      the three fastest chains, llama.cpp's defaults and no drafting, run for real
+      the three fastest chains, the best tree, llama.cpp's defaults and no drafting, for real
   mtpstats validate run.trace -m model.gguf --top 1 --n-prompts 10
       fewer of them, on fewer prompts
   mtpstats validate run.trace -m model.gguf --server ./llama-server -o check.json
@@ -43,7 +43,8 @@ def command(
 
     The prompts, the model and its settings are those of the trace. All policies continue a prompt
     in turns, and the costs they are predicted from are measured in between, unless --cost gives
-    them, so that a machine that slows down does not spoil the comparison.
+    them, so that a machine that slows down does not spoil the comparison. A last sentence says
+    whether branching paid, and at which cost of a row it would.
     """
     costing.check_outputs(output, costs)
 

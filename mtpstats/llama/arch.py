@@ -33,6 +33,16 @@ class Arch:
     whole_sequences: bool = False
     unmasked: bool = False
 
+    def branches(self, rollback: str) -> str:
+        """How drafts that branch can share the target's memory; "" where they cannot.
+
+        "coupled": a token belongs to all branches below it. "chains": each branch is a sequence of
+        its own, all equally long. ``rollback`` is the context's, or this architecture's.
+        """
+        if self.whole_sequences or rollback == "none":
+            return ""
+        return "chains" if rollback == "snapshots" else "coupled"
+
 
 _DELTA_NET = "hybrid: attention and gated delta net"
 

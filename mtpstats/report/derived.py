@@ -29,6 +29,7 @@ def as_json(result: dict[str, Any]) -> dict[str, Any]:
         "settings": result["settings"],
         "timing": plain(timing),
         "summary": plain(summary),
+        "trees": plain(results.wood(result)),
         "categories": plain(of_categories(result)[0]),
         "remarks": text.remarks(result),
         "deeper_or_wider": None if summary is None else deeper_or_wider(summary, timing.speedup),

@@ -35,7 +35,7 @@ def render(result: dict[str, Any]) -> str:
     if categories:
         parts += [text.CATEGORIES.capitalize() + ":\n", _categories(categories, more)]
         parts.append(text.CATEGORY_LEGEND + "\n")
-    totals = text.total_rows(timing, summary)
+    totals = text.total_rows(timing, summary, results.wood(result))
     parts.append(table(("figure", "value"), [(name, cell(value)) for name, value in totals], "ll"))
     notes = [*(summary.warnings if summary else ()), *text.remarks(result)]
     if notes:

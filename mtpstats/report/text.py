@@ -65,7 +65,7 @@ def render(result: dict[str, Any]) -> str:
     if summary is not None and any(position.rank_counts for position in summary.positions):
         parts.append(_ranks(summary))
     parts += _categories(result)
-    parts.append(_totals(timing, summary))
+    parts.append(_totals(timing, summary, results.wood(result)))
     notes = [*(summary.warnings if summary else ()), *remarks(result)]
     parts += ["".join(wrapped(f"! {note}", "  ") for note in notes)] if notes else []
     if summary is not None:
@@ -101,6 +101,7 @@ def header_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
             plural(result["total"]["tokens"], "token"),
             *_limits(settings),
         ]),
+        ("tree", _tree(settings)),
         ("chat", _chat(settings)),
         ("target", _target(settings)),
     ]  # fmt: skip
@@ -147,6 +148,20 @@ def _limits(settings: dict[str, Any]) -> list[str]:
     if settings["n_ctx"]:
         cells.append(f"context {settings['n_ctx']:,}")
     return cells
+
+
+def _tree(settings: dict[str, Any]) -> list[str]:
+    """Return how drafts branched; nothing for chains."""
+    tree = settings.get("tree")
+    if tree is None:
+        return []
+    policy = printable(tree["policy"])
+    return [
+        policy if policy.startswith("gated:") else plural(tree["nodes"], "node"),
+        f"{tree['depth']} deep",
+        "1 leaf" if tree["leaves"] == 1 else f"{tree['leaves']} leaves",
+        f"a chain each: {tree['rows']} rows a pass" if tree["memory"] == "chains" else "",
+    ]
 
 
 def _chat(settings: dict[str, Any]) -> list[str]:
@@ -243,17 +258,23 @@ def category_rows(result: dict[str, Any]) -> tuple[list[tuple[str, ...]], int]:
 # ---- totals
 
 
-def _totals(timing: results.Timing, summary: Summary | None) -> str:
-    rows = total_rows(timing, summary)
+def _totals(timing: results.Timing, summary: Summary | None, wood: results.Wood | None) -> str:
+    rows = total_rows(timing, summary, wood)
     return "".join(wrapped(f"{name:<{LABEL}}{value}", " " * LABEL) for name, value in rows)
 
 
-def total_rows(timing: results.Timing, summary: Summary | None) -> list[tuple[str, str]]:
+def total_rows(
+    timing: results.Timing, summary: Summary | None, wood: results.Wood | None = None
+) -> list[tuple[str, str]]:
     """Return the figures of the whole run."""
     rows: list[tuple[str, str]] = []
     if summary is not None:
+        length = f"{with_interval(summary.acceptance_length)} tokens"
+        rows.append(("mean acceptance length", length))
+    if wood is not None:
+        rows += _wood(wood)
+    elif summary is not None:
         rows += [
-            ("mean acceptance length", f"{with_interval(summary.acceptance_length)} tokens"),
             ("accepted of drafted", _accepted(summary)),
             ("coverage", f"{with_interval(summary.coverage)} drafted tokens per generated one"),
         ]
@@ -273,6 +294,22 @@ def total_rows(timing: results.Timing, summary: Summary | None) -> list[tuple[st
     if summary is not None:
         rows.append(("repeated 4-grams", _loops(summary)))
     return rows
+
+
+def _wood(wood: results.Wood) -> list[tuple[str, str]]:
+    accepted = f"{wood.accepted:,} of {wood.nodes:,}"
+    if wood.nodes:
+        accepted += f", {share_percent(wood.accepted / wood.nodes)}"
+    return [
+        ("accepted of nodes", f"{accepted}; {wood.wasted:,} wasted"),
+        ("coverage", f"{decimal(wood.nodes_per_token)} nodes per generated token"),
+        (
+            "a verification",
+            f"{decimal(wood.nodes_per_verification)} nodes, "
+            f"{decimal(wood.levels_per_verification)} deep, "
+            f"{decimal(wood.rows_per_verification)} rows",
+        ),
+    ]
 
 
 def _accepted(summary: Summary) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtpstats.breakeven import tree_verdict
 from mtpstats.price import Figure, label, restless
 from mtpstats.report.numbers import legend, plural, wrapped
 from mtpstats.text import printable
@@ -18,7 +19,9 @@ def render(validation: Validation) -> str:
     notes = _notes(validation)
     if notes:
         parts.append("".join(wrapped(f"! {note}", "  ") for note in notes))
-    return "\n".join([*parts, wrapped(verdict(validation))])
+    said = wrapped(verdict(validation))
+    tree = tree_verdict(validation)
+    return "\n".join([*parts, said + (wrapped(tree) if tree is not None else "")])
 
 
 def _header(validation: Validation) -> str:
@@ -54,7 +57,8 @@ def _server(validation: Validation) -> str:
         f"{'policy':<{NAMES}} {'tokens/s (95 %)':>23} {'drafted':>9} {'accepted':>9}",
     ]
     for checked in validation.policies:
-        lines.append(_server_row(checked))
+        if checked.server is not None:
+            lines.append(_server_row(checked))
     return "\n".join(lines) + "\n"
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from archs import CASES, PROMPTS, loaded
+from sessions import EXACT
 
-from mtpstats import head, speculate
+from mtpstats import head, speculate, treedraft
 from mtpstats import measure as measuring
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context, Library, Model
 from mtpstats.loop import Progress
-from mtpstats.measure import FEWER_ROWS, MOST_ROWS, WIDTHS, measure
+from mtpstats.measure import FEWER_ROWS, MOST_ROWS, WIDTHS, measure, sample_tree
 from mtpstats.speculate import DraftSettings, Speculator
+from mtpstats.treedraft import TreeSpeculator
 
 TARGET, HEAD = 0.004, 0.001  # seconds a row takes
 
@@ -31,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Context, "decode", timed)
     monkeypatch.setattr(measuring, "perf_counter", lambda: now[0])
-    for module in (head, speculate):
+    for module in (head, speculate, treedraft):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: round(now[0] * 1e9))
     monkeypatch.setattr(measuring, "LEAST", 1)
     monkeypatch.setattr(measuring, "MOST_SECONDS", 0)
@@ -79,6 +81,33 @@ def test_rows_take_what_they_take(lib: Library, tiny: Callable[..., Path], name:
         off = 0.25 if chain else 1e-6
         assert one["by_medians"] == pytest.approx(one["measured"], rel=off)
         assert one["by_means"] == pytest.approx(one["measured"], rel=off)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("name", ["glm4moe", "bailingmoe3", "gemma4-assistant"])
+def test_a_tree_takes_what_its_rows_and_steps_do(
+    lib: Library, tiny: Callable[..., Path], name: str
+) -> None:
+    with loaded(lib, tiny, CASES[name]) as models:
+        text = [token for prompt in PROMPTS for token in models.model.tokenize(prompt)]
+        branching = DraftSettings.branching(sample_tree(6))
+        with (
+            models.speculator(draft=DraftSettings(6), n_rows=MOST_ROWS) as driver,
+            TreeSpeculator(
+                models.model, draft=branching, draft_model=models.draft, n_ctx=256, **EXACT
+            ) as tree,
+        ):
+            costs = measure(driver, text, 40, tree=tree, seconds=0)
+    check = costs.facts["check"]
+    for part in ("tree_target", "tree_rest"):
+        assert check[part]["by_medians"] == pytest.approx(check[part]["measured"])
+        assert check[part]["by_means"] == pytest.approx(check[part]["measured"])
+    # 6 nodes and the root, or 3 leaves of 3 tokens and one more each; steps of 1, 2 and 1 rows.
+    rows = 12 if name == "bailingmoe3" else 7
+    passes = check["tree_target"]["measured"] / TARGET / rows
+    assert passes == pytest.approx(round(passes))
+    steps = 4 * HEAD * passes
+    assert check["tree_rest"]["measured"] >= steps * (1 if name.startswith("gemma4") else 1.25)
 
 
 def test_a_short_context_is_refused() -> None:

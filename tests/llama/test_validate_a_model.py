@@ -13,7 +13,7 @@ import oracle
 import pytest
 
 from mtpstats.llama import Library
-from mtpstats.policy import Chain, parse_policy
+from mtpstats.policy import Chain, GatedSiblings, Tree, parse_policy
 from mtpstats.replay import totals
 from mtpstats.trace import Trace
 
@@ -64,7 +64,15 @@ def test_what_is_run_is_what_was_replayed(run: Path) -> None:
     found = record_of(mtpstats("validate", run, "--top", 2, "--repeat", 1, "--json"))
     policies = [one["policy"] for one in found["policies"]]
     assert policies[0] == "none"
-    assert len(policies) in (3, 4)  # the defaults may be among the two fastest
+    assert len(policies) in (4, 5)  # the defaults may be among the two fastest
+    # And what branches, last, with a sentence of its own.
+    tree = parse_policy(policies[-1])
+    assert isinstance(tree, Tree | GatedSiblings)
+    assert tree.leaves > 1
+    told = found["tree"]
+    assert told["policy"] == len(policies) - 1
+    assert told["fastest_other"] < told["policy"]
+    assert told["verdict"].startswith("Branching ")
     assert "chain:n_max=3" in policies
     for one in found["policies"]:
         assert one["prompts_as_replayed"] + len(one["prompts_different"]) == 3
@@ -80,6 +88,9 @@ def test_the_same_through_llama_server(run: Path, lib: Library) -> None:
     trace = Trace.load(run)
     for one in found["policies"]:
         told = one["llama_server"]
+        if one["flags"] is None:
+            assert told is None  # a tree: llama.cpp runs chains
+            continue
         assert told["tokens_per_second"]["value"] > 0
         if one["policy"] == "none":
             assert (told["drafted"], told["accepted"]) == (0, 0)

@@ -29,8 +29,8 @@ def test_between_points_a_line_beyond_them_the_last_one_goes_on() -> None:
     assert costs.verify([1, 2, 3, 5, 8, 9]).tolist() == pytest.approx(
         [0.030, 0.032, 0.034, 0.038, 0.044, 0.080]
     )
-    # From 8 to 9 it costs 0.036 more: a cliff, and the only guess there is for what follows.
-    assert costs.verify([10, 12]).tolist() == pytest.approx([0.116, 0.188])
+    # From 2, the last that is no more than half of 9, to 9: 0.048 for 7 rows, not the cliff at 9.
+    assert costs.verify([10, 12]).tolist() == pytest.approx([0.080 + 0.048 / 7, 0.080 + 0.144 / 7])
     assert costs.draft(2) == pytest.approx(0.003)
     assert costs.verify(0) == 0
     assert costs.measured(9, 3)
@@ -199,3 +199,23 @@ def test_what_is_no_cost_file_is_refused(tmp_path: Path, text: str, words: str) 
         Costs.load(path)
     with pytest.raises(InputError, match="cannot be read: No such file"):
         Costs.load(tmp_path / "none.json")
+
+
+def test_trees_are_scaled_to_real_runs_of_a_tree() -> None:
+    check = {
+        "1": {"measured": 6.0, "by_medians": 5.0, "by_means": 9.0},
+        "tree_target": {"measured": 9.0, "by_medians": 5.0, "by_means": 5.5},
+        "tree_rest": {"measured": 3.0, "by_medians": 5.0, "by_means": 5.5},
+    }
+    curve = Curve({1: Point(10.0, 5.0, 15.0, 20.0, 7)})
+    costs = Costs(verify=curve, draft=curve, facts={"check": check})
+    # Medians explain the chain better; what trees take does not decide it.
+    found = costs.calibrated()
+    assert found.verify(1) == pytest.approx(12)
+    # On top of the 1.2 that all costs are scaled by.
+    assert (found.tree_target, found.tree_rest) == (
+        pytest.approx(1.8 / 1.2), pytest.approx(0.6 / 1.2)
+    )  # fmt: skip
+    bare = Costs(verify=curve, draft=curve).calibrated()
+    assert (bare.tree_target, bare.tree_rest) == (1, 1)
+    assert Costs.from_dict(costs.to_dict()).calibrated().tree_target == found.tree_target

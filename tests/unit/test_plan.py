@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import handmade
 import numpy as np
@@ -11,10 +12,11 @@ from handmade import MISSES, MIXED, costs, text, trace
 
 from mtpstats import plan as plans
 from mtpstats import result as results
+from mtpstats.breakeven import break_even, row_cost
 from mtpstats.cost import Costs, Curve, Point
 from mtpstats.errors import InputError
 from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
-from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label
+from mtpstats.price import NO_DRAFTING, Figure, Priced, Pricer, flags_of, kind_of, label, sent_rows
 from mtpstats.replay import totals
 from mtpstats.report import plan as report
 from mtpstats.trace import Trace
@@ -40,7 +42,8 @@ def price(recorded: Trace, policy: object, of: Costs = COSTS) -> Priced:
         (NO_DRAFTING, 6, 6 * (10 + 0.5) + 6 * 0.25),
         (Chain(1), 4, 4 * (11 + 1.5 + 2 + 0.5) + 6 * 0.25),
         (Chain(2), 2, 2 * (13 + 2 + 2 * 2 + 0.5) + 6 * 0.25),
-        (Tree([(1,), (2,)]), 3, 3 * (13 + 2 + 2 + 0.5) + 6 * 0.25),
+        # The head follows the accepted path only: 2 rows each time.
+        (Tree([(1,), (2,)]), 3, 3 * (13 + 1.5 + 2 + 0.5) + 6 * 0.25),
     ],
 )
 def test_a_price_is_the_sum_of_its_parts(policy: object, passes: int, seconds: float) -> None:
@@ -74,10 +77,10 @@ def test_many_are_priced_as_each_alone() -> None:
 
 def test_what_lies_beyond_the_measured_rows_is_said() -> None:
     assert not price(ONE, Tree([(1,), (2,)])).extrapolated
-    wide = price(ONE, Tree([(1,), (2,), (3,)]))  # 4 rows: 13 + (13 - 11), follow 2.5
+    wide = price(ONE, Tree([(1,), (2,), (3,)]))  # 4 rows: 13 + (13 - 10) / 2
     assert wide.extrapolated
-    assert wide.parts["verify"][0] == 3 * 15
-    assert wide.parts["follow"][0] == 3 * 2.5
+    assert wide.parts["verify"][0] == 3 * 14.5
+    assert wide.parts["follow"][0] == 3 * 1.5
 
 
 def test_the_interval_over_two_prompts_reaches_from_the_one_to_the_other() -> None:
@@ -498,3 +501,61 @@ def test_figures_of_one() -> None:
     assert not Figure(0.9, 0.8, 1.0).below_1
     assert Figure(1.1, None, None).above_1
     assert Figure(0.9, None, None).below_1
+
+
+# ---- trees as the driver sends them
+
+
+def test_rows_where_each_leaf_is_a_chain() -> None:
+    tree = Tree([(1,), (2,), (1, 1), (1, 2)])  # 2 nodes, then 4; leaves (2), (1, 1), (1, 2)
+    assert sent_rows(tree, 5, "coupled").tolist() == [1, 2, 3, 4, 5]
+    assert sent_rows(tree, 5, "chains").tolist()[::2] == [3, 6, 9]
+    gate = GatedSiblings(2)
+    assert sent_rows(gate, 5, "coupled").tolist() == [1, 2, 3, 4, 5]
+    assert set(sent_rows(gate, 5, "chains").tolist()) == {9}  # 3 leaves of 2, filled up
+    assert sent_rows(Chain(2), 3, "chains").tolist() == [1, 2, 3]
+    assert sent_rows(NO_DRAFTING, 1, "chains").tolist() == [1]
+
+
+def test_a_tree_of_chains_costs_what_its_rows_do() -> None:
+    tree = Tree([(1,), (2,)])
+    done = totals(ONE, tree)
+    (priced,) = Pricer(COSTS, 1, memory="chains").price([(tree, done)])
+    # 2 leaves of 2 rows: 13 + (13 - 10) / 2.
+    assert priced.parts["verify"][0] == 3 * 14.5
+    assert priced.rows == 4
+    assert priced.extrapolated
+    check = {"tree_target": {"measured": 3.0, "by_medians": 2.0, "by_means": 2.0},
+             "tree_rest": {"measured": 5.0, "by_medians": 4.0, "by_means": 4.0}}  # fmt: skip
+    slower = replace(COSTS, facts={"check": check})
+    (again,) = Pricer(slower, 1, memory="chains").price([(tree, done)])
+    assert again.parts["verify"][0] == pytest.approx(1.5 * 3 * 14.5)
+    assert again.bare[0] == pytest.approx(1.5 * 3 * 10)
+    for part in ("follow", "draft", "other"):
+        assert again.parts[part][0] == pytest.approx(1.25 * priced.parts[part][0])
+    # Steps of 1, 2 and 1 rows: two that llama.cpp has to build a graph for.
+    shaped = replace(COSTS, other_shape=0.75)
+    bushy = Tree([(1,), (2,), (1, 1), (2, 1), (1, 1, 1)])
+    deep = trace(text([[1, 0, 0]] * 6))
+    more = price(deep, bushy, shaped).parts["draft"][0] - price(deep, bushy).parts["draft"][0]
+    assert more == pytest.approx(2 * 0.75 * float(totals(deep, bushy).verifications.sum()))
+    # Chains are what they were, also as trees.
+    for one in (Chain(2), Tree.chain(2)):
+        assert price(ONE, one, slower).parts["verify"][0] == price(ONE, one).parts["verify"][0]
+    assert price(ONE, Chain(2), slower).seconds[0] == price(ONE, Chain(2)).seconds[0]
+
+
+def test_what_a_row_may_cost_for_a_tree_to_pay() -> None:
+    tree, chain, none = (price(ONE, p) for p in (Tree([(1,), (2,)]), Chain(1), NO_DRAFTING))
+    # A pass of 3 rows takes 13 instead of 10: a row more is 15 % of a single one.
+    assert row_cost(tree) == pytest.approx(0.15)
+    assert row_cost(none) is None
+    # 6 tokens: the tree takes 3 * (10 + 20 r + 4) + 1.5, no drafting 6 * 10.75, the chain
+    # 4 * (10 + 10 r + 4) + 1.5.
+    assert break_even(tree, [none]) == pytest.approx((64.5 - 43.5) / 60)
+    assert break_even(tree, [chain]) == pytest.approx((57.5 - 43.5) / (60 - 40))
+    assert break_even(tree, [none, chain]) == pytest.approx(21 / 60)
+    # With a head that takes 20 a step nothing helps; against itself nothing matters.
+    slow = costs({1: 10, 3: 13}, draft=20)
+    assert break_even(price(ONE, Tree([(1,), (2,)]), slow), [price(ONE, NO_DRAFTING, slow)]) is None
+    assert break_even(tree, [tree]) == float("inf")

@@ -149,3 +149,18 @@ def test_defaults():
     assert GatedSiblings(3).p3_min == math.inf
     assert (AdaptiveDepth(5).first, AdaptiveDepth(5, start=2).first) == (5, 2)
     assert str(Policy()) == "Policy"
+
+
+def test_what_a_tree_costs_follows_from_its_shape() -> None:
+    #     1        2      3
+    #   1   2      1
+    #   1
+    tree = Tree([(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (1, 1, 1)])
+    assert tree.leaves == 4
+    assert tree.widths == [1, 2, 1]
+    assert tree.changes == 2
+    assert (Tree().leaves, Tree().widths, Tree().changes) == (1, [], 0)
+    chain = Tree.chain(3)
+    assert (chain.leaves, chain.widths, chain.changes) == (1, [1, 1, 1], 0)
+    assert (GatedSiblings(3).leaves, GatedSiblings(3, p3_min=0.1).leaves) == (4, 7)
+    assert GatedSiblings(3).changes == 0

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from handmade import MIXED, costs, text, trace
 
+from mtpstats import plan as plans
 from mtpstats import result as results
 from mtpstats import served, validate
 from mtpstats.cost import Costs
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation, Seconds
 from mtpstats.loop import Progress
-from mtpstats.policy import Chain, GatedSiblings
+from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
 from mtpstats.price import NO_DRAFTING, Figure
 from mtpstats.replay import replay, totals
 from mtpstats.report import validate as report
@@ -39,7 +40,9 @@ class Driver:
 
     def __init__(self, engine: Engine, draft: DraftSettings | None) -> None:
         self.engine, self.n_max = engine, draft.n_max if draft else 0
-        policy = Chain(draft.n_max, draft.p_min) if draft else NO_DRAFTING
+        policy: Any = Chain(draft.n_max, draft.p_min) if draft else NO_DRAFTING
+        if draft and draft.tree:
+            policy = draft.tree
         self.texts = replay(TRACE, policy).prompts
         self.steps = totals(TRACE, policy).widths.sum(axis=1)
         self.closed = False
@@ -209,7 +212,7 @@ def test_what_cannot_be_run() -> None:
     with pytest.raises(InputError, match="nothing to run"):
         validate.run(TRACE, (), Engine(), costs=COSTS)
     with pytest.raises(InputError, match=r"llama\.cpp runs chains only"):
-        validate.run(TRACE, (GatedSiblings(2),), Engine(), costs=COSTS)  # type: ignore[arg-type]
+        validate.run(TRACE, (AdaptiveDepth(2),), Engine(), costs=COSTS)  # type: ignore[arg-type]
 
 
 def checked(policy: Any, predicted: float, measured: float) -> validate.Checked:
@@ -349,3 +352,45 @@ def test_the_report_with_a_server_fits() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert "through llama-server, by its own timings" in shown
     assert np.isfinite(found.policies[0].server.value)
+
+
+def test_a_tree_beside_the_others() -> None:
+    """First and second choice: passes of 13 s, each followed for 1 s, and a step of 0.2 s."""
+    tree = Tree([(1,), (2,)])
+    found = validate.run(TRACE, (*POLICIES, tree), Engine(), costs=COSTS)
+    checked = found.policies[3]
+    passes = int(totals(TRACE, tree).verifications.sum())
+    assert checked.error == pytest.approx(0)
+    assert checked.measured.value == pytest.approx(15 / (passes * 14.2))
+    assert (checked.same, checked.different) == (3, ())
+    record = json.loads(results.dumps(validate.to_dict(found, TRACE)))
+    assert record["policies"][3]["policy"] == str(tree)
+    assert record["policies"][3]["flags"] is None
+    told = record["tree"]
+    assert (told["policy"], told["fastest_other"]) == (3, 2)
+    assert told["gain"] == pytest.approx(9 * 14.4 / (passes * 14.2))
+    # Two rows more cost 3 s of the 10 of a single one.
+    assert told["row_cost"] == pytest.approx(0.15)
+    shown = " ".join(report.render(found).split())
+    assert told["verdict"] in shown
+    # llama.cpp's server is not asked for it.
+    server = served.run_server(
+        TRACE, found, BenchSettings(Path("m")), Path("s"), start=lambda _, f: Stub([], f)  # type: ignore[arg-type,return-value]
+    )  # fmt: skip
+    assert server.policies[3].server is None
+    assert report.render(server).count("tree of 2 nodes") == 2  # its row, and the sentence
+
+
+def test_the_best_tree_that_can_be_run() -> None:
+    def best(architecture: str, n_ubatch: int = 512) -> Any:
+        recorded = trace(*TRACE.prompts, model={"architecture": architecture})
+        return validate.best_tree(plans.make(recorded, COSTS), n_ubatch)
+
+    for name in ("glm4moe", "qwen35"):
+        found = best(name)
+        assert isinstance(found, Tree | GatedSiblings)
+        assert found.leaves > 1
+    # Two chains of two rows are the least that branches.
+    assert best("qwen35", 3) is None
+    assert best("glm4moe", 3) is not None
+    assert best("qwen3next") is best("deepseek4") is None
