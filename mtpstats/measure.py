@@ -40,7 +40,7 @@ SPAN = 3 * MOST_ROWS
 """Tokens that a text grows by at least until it is begun anew."""
 QUICK = 0.02  # seconds; a slower round is made once only
 ROUNDS = 6  # of a real run at each draft length, each time through
-WARM = 2  # rounds before those
+WARM = 2  # rounds before those of a driver that was left alone for a while
 
 
 @dataclass
@@ -185,38 +185,36 @@ class _Rig:
         samples.runs.setdefault(n_max, []).append(slot.result)
 
     def run_plain(self, samples: _Samples) -> None:
-        """Let the driver without a head go on for some rounds."""
+        """Let the driver without a head go on for some rounds, those in which it finds its memory
+        again aside."""
         driver = self.plain
         assert driver is not None
-        slot = self._ready(driver, self._plain_slot, WARM + ROUNDS + 2)
-        self._plain_slot = slot if self._go_on(driver, slot, samples.plain) else None
-        samples.runs.setdefault(0, []).append(slot.result)
-
-    def run_tree(self, samples: _Samples) -> None:
-        """Let the driver of a tree go on for some rounds."""
-        driver = self.tree
-        assert driver is not None
-        room = (WARM + ROUNDS) * (driver.n_max + 1) + 2
-        slot = self._ready(driver, self._tree_slot, room)
-        self._tree_slot = slot if self._go_on(driver, slot, []) else None
-        samples.trees.append(slot.result)
-
-    def _go_on(self, driver: Speculator, slot: _Text, seconds: list[float]) -> bool:
-        """Run rounds of a driver that was left alone for a while; return whether its text goes on.
-
-        Those in which it finds its memory again count only if there are no others. ``seconds``
-        receives what the target took in each that counts.
-        """
+        slot = self._plain_slot = self._ready(driver, self._plain_slot, WARM + ROUNDS + 2)
+        seconds: list[float] = []
         for i in range(WARM + ROUNDS):
             if i in (0, WARM):
                 slot.result = Generation()
-                seconds_of_rounds: list[float] = []
+                seconds.clear()
             ended = driver._round([slot], None)
-            seconds_of_rounds.append(driver._target_ns * 1e-9)
+            seconds.append(driver._target_ns * 1e-9)
             if ended:
+                self._plain_slot = None
                 break
-        seconds += seconds_of_rounds
-        return not ended
+        samples.plain += seconds
+        samples.runs.setdefault(0, []).append(slot.result)
+
+    def run_tree(self, samples: _Samples) -> None:
+        """Let the driver of a tree go on for about as long as a turn of ``validate`` is."""
+        driver = self.tree
+        assert driver is not None
+        room = 2 * ROUNDS * (driver.n_max + 1) + 2
+        slot = self._tree_slot = self._ready(driver, self._tree_slot, room)
+        slot.result = Generation()
+        for _ in range(2 * ROUNDS):
+            if driver._round([slot], None):
+                self._tree_slot = None
+                break
+        samples.trees.append(slot.result)
 
 
 def measure(
