@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mtpstats import merge
+from mtpstats import merge, reading
 from mtpstats import result as results
 from mtpstats.appending import seal
 from mtpstats.errors import InputError, MtpStatsError
@@ -46,9 +46,9 @@ class _Record:
 def is_trace(path: Path) -> bool:
     """Whether a file begins like a trace."""
     try:
-        with open(path, "rb") as file:
+        with reading.open_regular(path) as file:
             return file.read(len(START)) == START
-    except OSError:
+    except (OSError, ValueError, InputError):
         return False
 
 
@@ -72,10 +72,11 @@ def merge_traces(paths: Sequence[Path], output: Path) -> MergedTrace:
         records: dict[str, _Record] = {}
         for number, path in enumerate(paths):
             try:
-                file = stack.enter_context(open(path, "rb"))
-            except OSError as error:
+                file = stack.enter_context(reading.open_regular(path))
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
                 where = printable(str(path))
-                raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+                reason = getattr(error, "strerror", None) or error
+                raise InputError(f"{where}: cannot be read: {reason}") from None
             reader = TraceReader(file, printable(str(path)))
             headers.append(reader.header())
             _refuse_unlike(paths[0], headers[0], path, headers[-1])

@@ -157,7 +157,7 @@ def _deliver(result: dict[str, Any], output: options.OutputOptions, keeper: Jour
     if done == planned:
         deliver(result, output, written=keeper.remove if keeper is not None else None)
         return
-    aside = result["environment"].get("set_aside")
+    aside = result.get("environment", {}).get("set_aside")
     if aside:
         deliver(result, output)
         raise SetAside([one["id"] for one in aside], planned)

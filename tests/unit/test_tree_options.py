@@ -16,7 +16,8 @@ from mtpstats.cli.tree import TreeOptions, draft_settings
 from mtpstats.errors import InputError
 from mtpstats.head import DraftSettings
 from mtpstats.policy import GatedSiblings, Tree
-from mtpstats.trace import Trace, TraceWriter
+from mtpstats.trace import Trace
+from mtpstats.tracefile import TraceWriter
 
 PLAIN = DraftOptions(8, 0, 0.0)
 
