@@ -45,7 +45,7 @@ Policy = Tree | GatedSiblings
 
 def traced(one: Loaded, prompts: list[list[int]], n: int, sampling: Sampling) -> Trace:
     """Record the texts."""
-    prober = Prober(4, width=5)
+    prober = Prober(4, together=5)
     with one.speculator(draft=DraftSettings(2), prober=prober, sampling=sampling) as recorder:
         texts = [record(recorder, prober, prompt, n) for prompt in prompts]
     heads, blocks = prober.head_kind, prober.n_blocks
