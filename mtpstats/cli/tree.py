@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mtpstats.cli import options, values
 from mtpstats.cli.groups import option
 from mtpstats.errors import InputError
+from mtpstats.text import printable
 
 if TYPE_CHECKING:
     from mtpstats.head import DraftSettings
@@ -68,6 +69,8 @@ def _policy(asked: TreeOptions) -> Branching:
     from mtpstats.policy import GatedSiblings, Tree, parse_policy
 
     best = _BEST.fullmatch(asked.tree or "")
+    if best is None and (asked.tree or "").startswith("best:"):
+        raise InputError(f"--tree {printable(asked.tree or '')}: N is a number from 1 to 9999")
     if asked.trace is not None and best is None:
         raise InputError("--trace is for --tree best:N")
     if best is not None:

@@ -74,7 +74,7 @@ def test_the_best_tree_of_a_trace(tmp_path: Path) -> None:
         ({"gate": "n_max=2", "trace": Path("x")}, "--trace is for --tree best:N"),
         ({"tree": "[]"}, "no nodes"),
         ({"tree": "[[0,0]]"}, "has no parent"),
-        ({"tree": "best:0"}, "cannot be read"),
+        ({"tree": "best:0"}, "a number from 1"),
         ({"gate": "p1_max=1"}, "n_max is missing"),
         ({"gate": "chain:n_max=2"}, "is none of"),
     ],
