@@ -21,7 +21,7 @@ from mtpstats import result as results
 from mtpstats.prompts import builtin
 
 TEXTS = [prompt.text for prompt in builtin()][:6]
-ARGS = ("-n", "48", "-t", "1", "--baseline")
+ARGS = ("-n", "96", "-t", "1", "--baseline")
 
 
 def command(*args: object) -> list[str]:
@@ -112,7 +112,7 @@ def test_kill_at_any_moment_then_resume(
         if n:
             until_kept(path, process, n)
         # Wherever that is: in the start, in a prompt, in a write.
-        time.sleep(whole[1] * rng.uniform(0.0, 0.4))
+        time.sleep(whole[1] * rng.uniform(0.0, 0.25))
         process.kill()
         process.communicate()
         if process.returncode == 0:
@@ -132,7 +132,7 @@ def test_kill_at_any_moment_then_resume(
 
 
 def test_several_at_a_time(prompts: Path, tmp_path: Path) -> None:
-    args = ("-n", "64", "-t", "1", "-np", "3", "--prompts", prompts, "-o")
+    args = ("-n", "128", "-t", "1", "-np", "3", "--prompts", prompts, "-o")
     undisturbed, path = tmp_path / "whole.json", tmp_path / "killed.json"
     assert bench(*args, undisturbed).returncode == 0
     process = started(*args, path)
@@ -193,7 +193,7 @@ def cut(prompts: Path) -> Path:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("-n", "49"), "begun with settings.n_predict 48, not 49: it cannot be resumed so"),
+        (("-n", "97"), "begun with settings.n_predict 96, not 97: it cannot be resumed so"),
         (("--temp", "0"), "begun with settings.temp 0.7, not 0.0"),
         (("-t", "2"), "begun with settings.n_threads 1, not 2"),
         (("-np", "2"), "begun with settings.n_parallel 1, not 2"),
