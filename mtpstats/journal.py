@@ -85,18 +85,22 @@ class Journal:
 
     def append(self, index: int, record: dict[str, Any]) -> None:
         """See :class:`mtpstats.loop.Keeper`."""
-        if self._file is None:
+        file = self._file
+        if file is None:
             return
+        end = file.end
         try:
-            self._file.append(seal({"index": index, "record": record}))
+            file.append(seal({"index": index, "record": record}))
         except Removed as error:
-            self._file.close()
+            file.close()
             self._file, self.n_kept = None, 0
             self._tell(f"{self._where}: {error.strerror}; the run goes on without it")
         except OSError as error:
             raise MtpStatsError(f"{self._where}: not written: {error.strerror or error}") from None
-        else:
-            self.n_kept += 1
+        finally:
+            # An interruption may come when the record is there already.
+            if self._file is not None and file.end > end:
+                self.n_kept += 1
 
     def remove(self) -> None:
         """Remove the file: what it holds stands in the result."""

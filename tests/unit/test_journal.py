@@ -452,3 +452,18 @@ def test_a_seal_covers_all_of_its_line() -> None:
         damaged[at] ^= 4
         with suppress(ValueError):
             assert unsealed(bytes(damaged)) is None
+
+
+def test_an_interruption_while_the_disk_is_waited_for_loses_nothing(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt), Journal(output) as journal:
+        journal.begin(RUN, PROMPTS)
+        monkeypatch.setattr(os, "fsync", interrupted)
+        journal.append(0, RECORDS[0])
+    monkeypatch.undo()
+    with Journal(output, resume=True) as journal:
+        assert journal.begin(RUN, PROMPTS) == {0: RECORDS[0]}
