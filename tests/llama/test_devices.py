@@ -257,7 +257,7 @@ def test_a_worker_that_dies_takes_nothing_that_was_measured(rpc: Library, tmp_pa
     assert last.startswith("mtpstats: error: llama.cpp gave up (ggml-rpc.cpp")
     assert "a server of --rpc ended" in last
     said = f"{done} of {result['settings']['n_prompts']} prompts were finished and are in {path}"
-    assert last.endswith(said)
+    assert last.endswith(f"{said}; the same command with --resume goes on")
 
 
 def test_a_worker_that_is_not_there(rpc: Library) -> None:
