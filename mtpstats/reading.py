@@ -24,7 +24,8 @@ MAX_BYTES = 64 << 20
 """A prompt file larger than this is a mistake: no context holds it, no patience runs it."""
 MAX_FILES = 10_000
 
-_HUGE = re.compile(r"[eE]\+?[0-9]{3}")
+# Two, for a search that begins with one letter is ten times as fast.
+_HUGE = re.compile(r"e\+?[0-9]{3}"), re.compile(r"E\+?[0-9]{3}")
 
 PIPE_PATIENCE_S = 5.0
 STDIN = Path("-")
@@ -77,7 +78,8 @@ def loads(text: str) -> Any:
 
     Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
     """
-    finite = _finite if _HUGE.search(text) else None  # asking each of many takes a second
+    # Asking each of many numbers takes a second.
+    finite = _finite if any(huge.search(text) for huge in _HUGE) else None
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=finite)
     except RecursionError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
@@ -319,12 +320,17 @@ def _numbers(values: list[object], shape: tuple[int, ...], name: str) -> Counts:
         flat = list(chain.from_iterable(flat))
     else:
         kinds = set(map(type, flat))
-        if kinds == {int} and min(flat) >= 0 and max(flat) < _LIMIT and name not in _SUMS:
-            return np.array(flat, np.uint64).reshape(len(values), -1)
-        if name in _SUMS and kinds <= {int, float} and min(flat) >= 0 and max(flat) < _EXACT:
-            units = np.array(flat, np.float64) / UNIT
-            if (units == np.floor(units)).all():
-                return units.astype(np.uint64).reshape(len(values), -1)
+        with suppress(OverflowError):
+            if kinds == {int} and name not in _SUMS:
+                counts = np.array(flat, np.int64)
+                if counts.min() >= 0:
+                    return counts.astype(np.uint64).reshape(len(values), -1)
+            if kinds <= {int, float} and name in _SUMS:
+                sums = np.array(flat, np.float64)
+                if sums.min() >= 0 and sums.max() < _EXACT:
+                    units = sums / UNIT
+                    if (units == np.floor(units)).all():
+                        return units.astype(np.uint64).reshape(len(values), -1)
     # one by one: this finds the value that is wrong
     rows = []
     for value in values:
