@@ -9,7 +9,9 @@ Drafted and accepted counts and the text equal those of ``llama-speculative-simp
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Generator, Iterable, Sequence
+from operator import attrgetter
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -287,7 +289,8 @@ class Speculator:
                         break
                     self._check_prompt(prompt)
                     text = _Text(number, free.pop(0), self._row_bytes, n_predict)
-                    active.append(text)
+                    # llama.cpp splits a batch wherever a sequence is not the one after the last.
+                    insort(active, text, key=attrgetter("seq"))
                     self._begin(text, prompt)
                 if not active:
                     return

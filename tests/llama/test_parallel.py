@@ -17,7 +17,7 @@ from sessions import Tiny, tokens, with_eog
 from mtpstats import Snapshot
 from mtpstats import result as results
 from mtpstats.errors import InputError
-from mtpstats.llama import Library, Model
+from mtpstats.llama import Batch, Context, Library, Model
 from mtpstats.speculate import DraftSettings, Speculator
 
 ORACLE = ("-c", "256", "-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
@@ -71,6 +71,30 @@ def test_every_prompt_as_if_it_were_alone(
     for text, prompt in zip(PROMPTS, alone["prompts"], strict=True):
         theirs = speculative_simple(lib.prefix, path, text, 24, "--spec-draft-n-max", "3", *ORACLE)
         assert (prompt["drafted"], prompt["accepted"]) == (theirs.drafted, theirs.accepted)
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "qwen35"])
+def test_sequences_stay_in_order_when_a_later_prompt_takes_a_place(
+    lib: Library, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    """llama.cpp would split a batch that has them in another order, and run it in parts."""
+    orders = []
+    decode = Context.decode
+
+    def seen(self: Context, batch: Batch) -> None:
+        orders.append(list(batch.spans))
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", seen)
+    with (
+        Model(lib, tiny(arch)) as model,
+        Speculator(model, draft=DraftSettings(3), n_parallel=3, n_ctx=256, n_threads=1) as driver,
+    ):
+        # The first ends long before the others for want of context, and the fourth follows it.
+        long = model.tokenize(PROMPTS[0] * 100)[:240]
+        driver.generate_all([long, *(model.tokenize(text) for text in PROMPTS[1:])], 40)
+    assert max(map(len, orders)) == 3
+    assert orders == [sorted(order) for order in orders]
 
 
 def test_a_head_of_its_own_file(lib: Library, tiny: Tiny) -> None:
