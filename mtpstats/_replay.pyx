@@ -216,6 +216,26 @@ include "_verify.pxi"
 include "_grown.pxi"
 
 
+cdef struct Fixed:
+    # A policy that does the same whatever came before: the one of these that is not NULL.
+    const Rule *rule
+    const Nodes *tree
+    const Growth *growth
+    Grown *grown  # room for a growth
+
+
+cdef inline int _verified(
+    const Fixed *p, const Text *x, const Limits *lim, int r, Out *o
+) noexcept nogil:
+    """As ``_chain``, ``_tree`` or ``_grown``."""
+    cdef int sent, listed
+    if p.rule != NULL:
+        return _chain(x, lim, r, p.rule, o, &sent, &listed)
+    if p.tree != NULL:
+        return _tree(x, lim, r, p.tree, o, &sent, &listed)
+    return _grown(x, lim, r, p.growth, p.grown, o, &sent, &listed)
+
+
 # ---- whole texts
 
 
@@ -310,12 +330,33 @@ cdef class Run:
                     pairs[j, 0] = self._pairs[2 * j]
                     pairs[j, 1] = self._pairs[2 * j + 1]
 
+    cdef _go(self, const Fixed *p):
+        """Go through every text with a policy that does the same whatever came before."""
+        cdef int i, r
+        cdef Text *x
+        cdef Out *o
+        with nogil:
+            for i in range(self.store.n):
+                x = &self.store.texts[i]
+                o = &self.outs[i]
+                self._begin(i)
+                if self.limits.uniform:
+                    for r in range(x.roots):
+                        if _counts(x, &self.limits, r):
+                            o.tokens += _verified(p, x, &self.limits, r, o)
+                            o.stop = GOING
+                else:
+                    r = 0
+                    while _may_go_on(x, &self.limits, r, o):
+                        r += _verified(p, x, &self.limits, r, o)
+                    o.tokens = r
+                self._end(i)
+        self._finish()
+
     def chain(self, int n_max, double p_min, int n_min, gate=None):
         """A chain; ``gate``: (p1_max, p2_min, p3_min) of its siblings."""
         cdef Rule k
-        cdef int i, r, sent, listed
-        cdef Text *x
-        cdef Out *o
+        cdef Fixed p
         k.n_max = n_max
         k.n_min = n_min
         k.p_min = p_min
@@ -323,46 +364,16 @@ cdef class Run:
         k.p1_max, k.p2_min, k.p3_min = 0.0, INFINITY, INFINITY
         if gate is not None:
             k.p1_max, k.p2_min, k.p3_min = gate
-        with nogil:
-            for i in range(self.store.n):
-                x = &self.store.texts[i]
-                o = &self.outs[i]
-                self._begin(i)
-                if self.limits.uniform:
-                    for r in range(x.roots):
-                        if _counts(x, &self.limits, r):
-                            o.tokens += _chain(x, &self.limits, r, &k, o, &sent, &listed)
-                            o.stop = GOING
-                else:
-                    r = 0
-                    while _may_go_on(x, &self.limits, r, o):
-                        r += _chain(x, &self.limits, r, &k, o, &sent, &listed)
-                    o.tokens = r
-                self._end(i)
-        self._finish()
+        memset(&p, 0, sizeof(p))
+        p.rule = &k
+        self._go(&p)
 
     def tree(self, Shape shape not None):
         """A static tree."""
-        cdef int i, r, sent, listed
-        cdef Text *x
-        cdef Out *o
-        with nogil:
-            for i in range(self.store.n):
-                x = &self.store.texts[i]
-                o = &self.outs[i]
-                self._begin(i)
-                if self.limits.uniform:
-                    for r in range(x.roots):
-                        if _counts(x, &self.limits, r):
-                            o.tokens += _tree(x, &self.limits, r, shape.t, o, &sent, &listed)
-                            o.stop = GOING
-                else:
-                    r = 0
-                    while _may_go_on(x, &self.limits, r, o):
-                        r += _tree(x, &self.limits, r, shape.t, o, &sent, &listed)
-                    o.tokens = r
-                self._end(i)
-        self._finish()
+        cdef Fixed p
+        memset(&p, 0, sizeof(p))
+        p.tree = shape.t
+        self._go(&p)
 
     def grown(self, int n_nodes, int depth, int width, int ranks, delta):
         """A tree grown at every root, as ``policy.OptTree`` says, or without a delta ``Eagle2``.
@@ -370,34 +381,19 @@ cdef class Run:
         ``ranks``: candidates of a node that count. The prompts must have beams of the width.
         """
         cdef Growth k
-        cdef Grown *g
-        cdef int i, r, sent, listed
-        cdef Text *x
-        cdef Out *o
+        cdef Fixed p
         k.n_nodes, k.depth, k.width, k.ranks = n_nodes, depth, width, ranks
         k.eager = delta is not None
         k.delta = delta if k.eager else 0.0
-        g = <Grown *>malloc(sizeof(Grown))
-        if g == NULL:
+        memset(&p, 0, sizeof(p))
+        p.grown = <Grown *>malloc(sizeof(Grown))
+        if p.grown == NULL:
             raise MemoryError
-        with nogil:
-            for i in range(self.store.n):
-                x = &self.store.texts[i]
-                o = &self.outs[i]
-                self._begin(i)
-                if self.limits.uniform:
-                    for r in range(x.roots):
-                        if _counts(x, &self.limits, r):
-                            o.tokens += _grown(x, &self.limits, r, &k, g, o, &sent, &listed)
-                            o.stop = GOING
-                else:
-                    r = 0
-                    while _may_go_on(x, &self.limits, r, o):
-                        r += _grown(x, &self.limits, r, &k, g, o, &sent, &listed)
-                    o.tokens = r
-                self._end(i)
-        free(g)
-        self._finish()
+        p.growth = &k
+        try:
+            self._go(&p)
+        finally:
+            free(p.grown)
 
     def adaptive(self, int low, int start, int n_max, int up, int down, double p_min):
         """A chain whose n_max follows the outcomes."""
