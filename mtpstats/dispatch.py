@@ -121,7 +121,7 @@ class Dispatcher:
         kept in one piece, and one that kills as often ends the run.
         """
         waiting, again = iter(tasks), deque[Task]()
-        deaths: dict[int, int] = {}
+        deaths: dict[int, list[Any]] = {}  # by id, with the item itself, whose id none else gets
         exhausted = False
         while True:
             for slot in self._slots:
@@ -214,13 +214,14 @@ class Dispatcher:
             raise MtpStatsError(f"{most} workers died one after another; the last: {death}")
 
     def _retried(
-        self, task: Task, death: WorkerDied, deaths: dict[int, int], whole: bool
+        self, task: Task, death: WorkerDied, deaths: dict[int, list[Any]], whole: bool
     ) -> Iterator[Task]:
         items: Sequence[Any] = (task,) if whole else task.items
         for item in items:
             # Others of its group may be to blame, so only what it does alone is final.
-            deaths[id(item)] = deaths.get(id(item), 0) + 1
-            if deaths[id(item)] < TRIES:
+            died = deaths.setdefault(id(item), [])
+            died.append(item)
+            if len(died) < TRIES:
                 yield task if whole else Task(task.method, (item,), task.args)
             elif whole:
                 raise MtpStatsError(f"{_named(task)} killed {TRIES} workers: {death}")
