@@ -171,14 +171,27 @@ class Library:
         """Make the devices of ``rpc-server`` at ``host:port`` devices of this library.
 
         Once added they stay; the same server again is none more. Raises InputError for one that
-        cannot be reached or a build without RPC. libllama aborts the process on any later failure.
+        cannot be reached, says nothing, as one that serves another client, or a build without RPC.
+        libllama aborts the process on any later failure.
         """
         if server in self._rpc_servers:
             return
         placement.check_server(self, server)
         backend = self.fn.ggml_backend_reg_by_name(b"RPC")
         found = self.fn.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server")
-        registry = ADD_SERVER(found)(server.encode())
+        answers: list[Any] = []
+        # libllama would wait for ever, and Ctrl-C with it.
+        asking = threading.Thread(
+            target=lambda: answers.append(ADD_SERVER(found)(server.encode())), daemon=True
+        )
+        asking.start()
+        asking.join(placement.ANSWER_S)
+        if not answers:
+            raise InputError(
+                f"RPC server {printable(server)} does not answer: it serves one client at a time, "
+                "or something else listens there"
+            )
+        (registry,) = answers
         if not registry:
             raise InputError(f"RPC server {printable(server)} has no device")
         self.fn.ggml_backend_register(registry)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SPLIT_MODES = ("none", "layer", "row", "tensor")
 CONNECT_S = 5.0
+ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)

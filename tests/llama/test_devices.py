@@ -126,7 +126,7 @@ def test_no_rpc_server_without_rpc(lib: Library, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="module")
 def rpc(lib: Library) -> Library:
     if not lib.supports_rpc:
-        pytest.skip("this libllama was built without RPC (./build_llama.sh --tools --rpc)")
+        pytest.fail("this libllama was built without RPC: run ./build_llama.sh --tools --rpc")
     return lib
 
 
@@ -281,6 +281,12 @@ def test_something_else_behind_the_port(rpc: Library) -> None:
         threading.Thread(target=hang_up, daemon=True).start()
         line = refused("--rpc", f"127.0.0.1:{server.getsockname()[1]}", code=1)
     assert "a server of --rpc ended, broke off or speaks another version" in line
+
+
+def test_a_port_that_says_nothing(rpc: Library) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = refused("--rpc", f"127.0.0.1:{server.getsockname()[1]}")
+    assert "does not answer: it serves one client at a time" in line
 
 
 def test_a_second_ctrl_c_leaves_a_worker_that_hangs(rpc: Library) -> None:
