@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mtpstats.cli import options
+from mtpstats.cli.form_options import CompareOptions, ComparisonForm
 from mtpstats.cli.streams import to_stdout
 from mtpstats.errors import CheckFailed, InputError
 
@@ -29,10 +30,8 @@ Examples:
 
 @click.command("compare", cls=options.Command, epilog=EXAMPLES)
 @options.file_argument("results", nargs=-1, required=True)
-@options.takes(check=options.CompareOptions, form=options.ComparisonForm)
-def command(
-    results: tuple[Path, ...], check: options.CompareOptions, form: options.ComparisonForm
-) -> None:
+@options.takes(check=CompareOptions, form=ComparisonForm)
+def command(results: tuple[Path, ...], check: CompareOptions, form: ComparisonForm) -> None:
     """Compare results of the same prompts with the first one.
 
     Two quantisations, cache types, builds, with and without a chat template: differences with

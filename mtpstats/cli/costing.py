@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtpstats.cli import options
 from mtpstats.cli.live import ProgressLine
 from mtpstats.cli.streams import last_words, show_log
+from mtpstats.cli.trace_options import CostOptions, TraceModel
 from mtpstats.errors import InputError, MtpStatsError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mtpstats.trace import Trace
 
 
-def check_outputs(output: options.OutputOptions, costs: options.CostOptions) -> None:
+def check_outputs(output: options.OutputOptions, costs: CostOptions) -> None:
     """Refuse before a long run what could not be written after it."""
     from mtpstats import result
 
@@ -34,8 +35,8 @@ def check_outputs(output: options.OutputOptions, costs: options.CostOptions) -> 
 def costs_of(
     trace: Trace,
     path: Path,
-    asked: options.CostOptions,
-    model: options.TraceModel,
+    asked: CostOptions,
+    model: TraceModel,
     line: ProgressLine,
     log: options.LogOption,
 ) -> Costs:
@@ -51,7 +52,7 @@ def costs_of(
     return costs
 
 
-def known_costs(trace: Trace, path: Path, asked: options.CostOptions) -> Costs | None:
+def known_costs(trace: Trace, path: Path, asked: CostOptions) -> Costs | None:
     """Return the costs of the file asked for or of the trace; None: they are to be measured."""
     from mtpstats.cost import Costs
     from mtpstats.text import printable
@@ -68,7 +69,7 @@ def known_costs(trace: Trace, path: Path, asked: options.CostOptions) -> Costs |
 
 @contextmanager
 def engine(
-    trace: Trace, model: options.TraceModel, line: ProgressLine, log: options.LogOption
+    trace: Trace, model: TraceModel, line: ProgressLine, log: options.LogOption
 ) -> Iterator[tuple[BenchSettings, LlamaEngine]]:
     """Load the trace's model, checked by its hash, with the settings of the recording."""
     from mtpstats import origin

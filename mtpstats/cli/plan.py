@@ -10,6 +10,7 @@ import click
 from mtpstats.cli import costing, options
 from mtpstats.cli.live import ProgressLine
 from mtpstats.cli.streams import to_stdout
+from mtpstats.cli.trace_options import CostOptions, TraceModel
 
 EXAMPLES = """\
 Examples:
@@ -27,15 +28,15 @@ Examples:
 @click.command("plan", cls=options.Command, epilog=EXAMPLES)
 @options.file_argument("trace")
 @options.takes(
-    costs=options.CostOptions,
-    model=options.TraceModel,
+    costs=CostOptions,
+    model=TraceModel,
     output=options.OutputOptions,
     log=options.LogOption,
 )
 def command(
     trace: Path,
-    costs: options.CostOptions,
-    model: options.TraceModel,
+    costs: CostOptions,
+    model: TraceModel,
     output: options.OutputOptions,
     log: options.LogOption,
 ) -> None:

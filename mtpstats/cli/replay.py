@@ -10,6 +10,7 @@ import click
 
 from mtpstats.cli import options
 from mtpstats.cli.streams import to_stdout
+from mtpstats.cli.trace_options import ReplayOptions
 
 if TYPE_CHECKING:
     from mtpstats.replay import AnyPolicy, Replay
@@ -36,8 +37,8 @@ Examples:
 
 @click.command("replay", cls=options.Command, epilog=EXAMPLES)
 @options.file_argument("trace")
-@options.takes(replay=options.ReplayOptions, output=options.JsonOption)
-def command(trace: Path, replay: options.ReplayOptions, output: options.JsonOption) -> None:
+@options.takes(replay=ReplayOptions, output=options.JsonOption)
+def command(trace: Path, replay: ReplayOptions, output: options.JsonOption) -> None:
     """Say from a trace what drafting policies would have done.
 
     A trace is recorded once, by mtpstats record. What is replayed from it are the very
@@ -57,7 +58,7 @@ def command(trace: Path, replay: options.ReplayOptions, output: options.JsonOpti
         to_stdout(render(report))
 
 
-def _policies(trace: Trace, asked: options.ReplayOptions) -> list[AnyPolicy]:
+def _policies(trace: Trace, asked: ReplayOptions) -> list[AnyPolicy]:
     """Return what was asked for, else llama.cpp's default and the longest chain there is."""
     from mtpstats.policy import Chain, parse_policy
     from mtpstats.replay import reach
@@ -68,7 +69,7 @@ def _policies(trace: Trace, asked: options.ReplayOptions) -> list[AnyPolicy]:
     return [Chain(n_max) for n_max in sorted({min(3, longest), longest})]
 
 
-def _replays(trace: Trace, policies: list[AnyPolicy], asked: options.ReplayOptions) -> list[Replay]:
+def _replays(trace: Trace, policies: list[AnyPolicy], asked: ReplayOptions) -> list[Replay]:
     from mtpstats.replay import replay
 
     return [
@@ -77,7 +78,7 @@ def _replays(trace: Trace, policies: list[AnyPolicy], asked: options.ReplayOptio
     ]
 
 
-def _report(trace: Trace, found: list[Replay], asked: options.ReplayOptions) -> Report:
+def _report(trace: Trace, found: list[Replay], asked: ReplayOptions) -> Report:
     from mtpstats import trees, uniform
     from mtpstats.figures import figures
     from mtpstats.report.replay import Report

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtpstats.cli import options
+from mtpstats.cli.form_options import ReportForm
 from mtpstats.cli.streams import to_stdout
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ Examples:
 
 @click.command("report", cls=options.Command, epilog=EXAMPLES)
 @options.file_argument("result")
-@options.takes(form=options.ReportForm)
-def command(result: Path, form: options.ReportForm) -> None:
+@options.takes(form=ReportForm)
+def command(result: Path, form: ReportForm) -> None:
     """Show a result again: as text, Markdown, CSV, JSON, HTML or a picture."""
     if form.markdown + form.csv + form.json > 1:
         raise click.UsageError("--markdown, --csv and --json are one form each; ask for one")
@@ -73,7 +74,7 @@ def _picture(path: Path, read: dict[str, Any], more: Sequence[Chart]) -> bytes:
     return plot.picture(path, [*charts, *more], read["model"]["file"] or "unknown model")
 
 
-def _rendered(read: dict[str, Any], form: options.ReportForm) -> str:
+def _rendered(read: dict[str, Any], form: ReportForm) -> str:
     """Return the form that was asked for."""
     if form.json:
         from mtpstats.report import derived

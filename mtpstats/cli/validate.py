@@ -10,6 +10,7 @@ import click
 from mtpstats.cli import costing, options
 from mtpstats.cli.live import ProgressLine
 from mtpstats.cli.streams import to_stdout
+from mtpstats.cli.trace_options import CostOptions, TraceModel, ValidateOptions
 
 EXAMPLES = """\
 Examples:
@@ -25,17 +26,17 @@ Examples:
 @click.command("validate", cls=options.Command, epilog=EXAMPLES)
 @options.file_argument("trace")
 @options.takes(
-    run=options.ValidateOptions,
-    costs=options.CostOptions,
-    model=options.TraceModel,
+    run=ValidateOptions,
+    costs=CostOptions,
+    model=TraceModel,
     output=options.OutputOptions,
     log=options.LogOption,
 )
 def command(
     trace: Path,
-    run: options.ValidateOptions,
-    costs: options.CostOptions,
-    model: options.TraceModel,
+    run: ValidateOptions,
+    costs: CostOptions,
+    model: TraceModel,
     output: options.OutputOptions,
     log: options.LogOption,
 ) -> None:
