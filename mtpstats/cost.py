@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -374,3 +374,35 @@ def _point(entry: dict[str, Any], where: str, place: str) -> Point:
     if not low <= median <= high:
         raise InputError(f"{where}: {place}: low, median and high are not in this order")
     return Point(median, low, high, mean, samples)
+
+
+def merged(found: Sequence[Costs]) -> Costs:
+    """Return several measurements of one machine as one: the medians of all they say."""
+
+    def middle(ones: Sequence[Any], name: str) -> float:
+        return float(np.median([getattr(one, name) for one in ones]))
+
+    def curve(name: str) -> Curve | None:
+        points: dict[int, list[Point]] = {}
+        for one in (getattr(costs, name) for costs in found):
+            for rows, point in one.points.items() if one is not None else ():
+                points.setdefault(rows, []).append(point)
+        return Curve({rows: joined(ones) for rows, ones in points.items()}) if points else None
+
+    def joined(ones: Sequence[Point]) -> Point:
+        of = {f.name: middle(ones, f.name) for f in fields(Point) if f.name != "samples"}
+        return Point(**of, samples=sum(one.samples for one in ones))
+
+    check: dict[str, dict[str, float]] = {}
+    for costs in found:
+        for n_max, run in costs.facts.get("check", {}).items():
+            sums = check.setdefault(n_max, dict.fromkeys(run, 0.0))
+            for name, seconds in run.items():
+                sums[name] += seconds
+    first = found[0]
+    return replace(
+        first,
+        **{name: curve(name) for name in CURVES},  # type: ignore[arg-type]
+        **{name: middle(found, name) for name in OTHERS},  # type: ignore[arg-type]
+        facts=first.facts | ({"check": check} if check else {}),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mtpstats import plan as plans
 from mtpstats.breakeven import branched, tree_verdict
 from mtpstats.candidates import can_branch, default_chain, memory_of
-from mtpstats.cost import CURVES, OTHERS, Costs, Curve, Point
+from mtpstats.cost import Costs, merged
 from mtpstats.errors import InputError, Interrupted
 from mtpstats.generation import Generation
 from mtpstats.head import DraftSettings
@@ -311,38 +311,6 @@ class _Turns:
         ended = self._clock()
         self._next = ended + SPACING * (ended - began)
         return costs
-
-
-def merged(found: Sequence[Costs]) -> Costs:
-    """Return several measurements of one machine as one: the medians of all they say."""
-
-    def middle(ones: Sequence[Any], name: str) -> float:
-        return float(np.median([getattr(one, name) for one in ones]))
-
-    def curve(name: str) -> Curve | None:
-        points: dict[int, list[Point]] = {}
-        for one in (getattr(costs, name) for costs in found):
-            for rows, point in one.points.items() if one is not None else ():
-                points.setdefault(rows, []).append(point)
-        return Curve({rows: joined(ones) for rows, ones in points.items()}) if points else None
-
-    def joined(ones: Sequence[Point]) -> Point:
-        of = {f.name: middle(ones, f.name) for f in fields(Point) if f.name != "samples"}
-        return Point(**of, samples=sum(one.samples for one in ones))
-
-    check: dict[str, dict[str, float]] = {}
-    for costs in found:
-        for n_max, run in costs.facts.get("check", {}).items():
-            sums = check.setdefault(n_max, dict.fromkeys(run, 0.0))
-            for name, seconds in run.items():
-                sums[name] += seconds
-    first = found[0]
-    return replace(
-        first,
-        **{name: curve(name) for name in CURVES},  # type: ignore[arg-type]
-        **{name: middle(found, name) for name in OTHERS},  # type: ignore[arg-type]
-        facts=first.facts | ({"check": check} if check else {}),
-    )
 
 
 def _together(
