@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from mtpstats import reading
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
@@ -56,7 +56,7 @@ class Removed(OSError):
     """Somebody removed the file while it was written, and it could not be put back."""
 
 
-class AppendFile:
+class AppendFile(Closing):
     """An open file that no other run writes to; ``end`` is where its whole records end.
 
     Args:
@@ -162,14 +162,3 @@ class AppendFile:
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         self._file.close()
-
-    def __enter__(self) -> AppendFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtpstats.errors import InputError
-from mtpstats.head import Slot
 from mtpstats.llama import Batch, Context
 from mtpstats.policy import Path
 from mtpstats.recovery import Cut
+from mtpstats.slot import Slot
 
 __all__ = ["Chains", "Coupled", "Nodes"]
 

@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any, cast
 
+from mtpstats.closing import Closing
 from mtpstats.conversation import Conversation
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
@@ -55,7 +55,7 @@ class ChatTemplate:
     add_eos: bool = False
 
 
-class Renderer:
+class Renderer(Closing):
     """A chat template at work. Close it, or use it as a context manager.
 
     Raises InputError, with the template's line where there is one, for a template that is wrong,
@@ -107,19 +107,6 @@ class Renderer:
         for process in self._processes.values():
             process.close()
         self._processes.clear()
-
-    def __enter__(self) -> Renderer:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 class _Process:

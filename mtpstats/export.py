@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.stats import SHOWN, Snapshot
 from mtpstats.text import printable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily
 
 
-class JsonLines:
+class JsonLines(Closing):
     """A sink that appends a line to a file at each call: ``{"time": ..., "counters": {...}}``.
 
     The counters go on from line to line, as the collector's do, so the last line is the whole run
@@ -53,17 +53,6 @@ class JsonLines:
     def close(self) -> None:
         """Close the file; nothing is left to write."""
         self._file.close()
-
-    def __enter__(self) -> JsonLines:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 _BY_POSITION: Final = {

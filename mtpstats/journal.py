@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 from mtpstats import merge, reading
 from mtpstats import result as results
 from mtpstats.appending import AppendFile, Removed, seal, unsealed
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.forms import Prompt
 from mtpstats.text import printable
@@ -30,7 +30,7 @@ _HEADER: Final = {**results.RUN, "prompts": [str]}
 _LINE: Final = {"index": int, "record": results.PROMPT}
 
 
-class Journal:
+class Journal(Closing):
     """A :class:`mtpstats.loop.Keeper` in a file. Close it, whatever happens.
 
     Args:
@@ -118,17 +118,6 @@ class Journal:
                 self.path.unlink()
         self._file.close()
         self._file = None
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, header: dict[str, Any]) -> None:
         try:

@@ -24,7 +24,8 @@ from mtpstats.errors import InputError
 from mtpstats.generation import Generation
 from mtpstats.loop import Progress
 from mtpstats.policy import Tree
-from mtpstats.speculate import Speculator, _Text
+from mtpstats.slot import Text
+from mtpstats.speculate import Speculator
 
 ROWS = tuple(range(1, 34))
 FEWER_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33)
@@ -77,18 +78,18 @@ class _Rig:
         span = max(SPAN, n_past // 4)
         self._first = max(1, n_past - span // 2)
         self._end = min(self._first + span, driver.n_ctx, len(self._text))
-        self._slot: _Text | None = None
-        self._plain_slot: _Text | None = None
-        self._tree_slot: _Text | None = None
+        self._slot: Text | None = None
+        self._plain_slot: Text | None = None
+        self._tree_slot: Text | None = None
 
-    def slot(self, room: int) -> _Text:
+    def slot(self, room: int) -> Text:
         """Return the text in the making; begun anew where it would become too long."""
         self._slot = self._ready(self.driver, self._slot, room)
         return self._slot
 
-    def _ready(self, driver: Speculator, slot: _Text | None, room: int) -> _Text:
+    def _ready(self, driver: Speculator, slot: Text | None, room: int) -> Text:
         if slot is None or slot.n_past + room >= self._end:
-            slot = _Text(0, 0, driver._row_bytes, -1)
+            slot = Text(0, 0, driver._row_bytes, -1)
             driver._begin(slot, self._text[: self._first + 1])
         return slot
 
@@ -128,7 +129,7 @@ class _Rig:
         samples.verify.setdefault(rows, []).append(seconds)
         return seconds
 
-    def _steps(self, n: int, slot: _Text, samples: _Samples) -> None:
+    def _steps(self, n: int, slot: Text, samples: _Samples) -> None:
         """Draft, a step at a time, as the head does alone."""
         head, context, batch = self.head, self.head.context, self.head.batch
         slot.draft = []

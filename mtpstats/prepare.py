@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from mtpstats import reading
 from mtpstats.chat import ChatTemplate, Renderer
+from mtpstats.closing import Closing
 from mtpstats.conversation import Conversation
 from mtpstats.errors import InputError
 from mtpstats.forms import Prompt, usable
@@ -142,7 +142,7 @@ class Choice:
         return self._prompts, settings
 
 
-class Reader:
+class Reader(Closing):
     """Makes text of conversations and tokens of text; starts no template before there is one."""
 
     def __init__(self, model: Tokenizer, selection: Selection) -> None:
@@ -152,15 +152,8 @@ class Reader:
         self._renderer: Renderer | None = None
         self._template: ChatTemplate | None = None
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the template's process."""
         self._stack.close()
 
     def read(self, prompt: Prompt) -> tuple[Prompt, list[int]]:

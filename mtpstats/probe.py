@@ -24,8 +24,9 @@ import numpy.typing as npt
 from mtpstats._beams import Beams
 from mtpstats._core import Row, copy, overlap_at
 from mtpstats.errors import InputError
-from mtpstats.head import Head, Slot
+from mtpstats.head import Head
 from mtpstats.llama import Context
+from mtpstats.slot import Slot
 from mtpstats.trace import RANKS, UNKNOWN
 
 TOGETHER = 32

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mtpstats.closing import Closing
 from mtpstats.dispatch import WorkerDied
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
@@ -48,7 +49,7 @@ class Actor:
             return False, (type(error), str(error))
 
 
-class RayPool:
+class RayPool(Closing):
     """A :class:`mtpstats.dispatch.Pool` of actors. Closing it leaves nothing of ours running.
 
     Args:
@@ -125,12 +126,6 @@ class RayPool:
     def close(self) -> None:
         """Leave the cluster, and end one that was started for this run."""
         self._stack.close()
-
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _connect(self, address: str, share: Share, n_workers: int | None) -> None:
         # Ray prints of dead workers on standard output, where a result may go.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mtpstats.head import Slot
 from mtpstats.llama import Batch, Context
+from mtpstats.slot import Slot
 
 
 class Cut:

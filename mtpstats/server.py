@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Any, Final
 
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
 
@@ -41,7 +41,7 @@ class Completion:
     accepted: int
 
 
-class Server:
+class Server(Closing):
     """A running ``llama-server``.
 
     Args:
@@ -157,14 +157,3 @@ class Server:
                 self._process.kill()
                 self._process.wait()
         self._log.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

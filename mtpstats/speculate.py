@@ -13,48 +13,27 @@ from bisect import insort
 from collections.abc import Callable, Generator, Iterable, Sequence
 from operator import attrgetter
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 from mtpstats._core import Sampler
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError
 from mtpstats.generation import NEAR_TIE, Generation, Sampling, Seconds
-from mtpstats.head import DraftSettings, Head, Slot, head_of
+from mtpstats.head import DraftSettings, Head, head_of
 from mtpstats.llama import Batch, Context, Model
 from mtpstats.probe import Prober
 from mtpstats.recovery import Cut, Memory, Probes, Replay
+from mtpstats.slot import Slot, Text
 from mtpstats.stats import Collector
 
 __all__ = ["NEAR_TIE", "DraftSettings", "Generation", "Sampling", "Seconds", "Speculator"]
-
-
-class _Text(Slot):
-    """A slot and its text; ``index`` and ``n_rows`` say where it is in the target's batch.
-
-    ``replays``: the draft is what was accepted of the last one, to be verified again.
-    """
-
-    def __init__(self, number: int, seq: int, row_bytes: int, n_predict: int) -> None:
-        super().__init__(seq, row_bytes)
-        self.number = number
-        self.result = Generation()
-        self.n_predict = n_predict
-        self.n_done = 0
-        self.index = 0
-        self.n_rows = 0
-        self.replays = False
-
-    @property
-    def sent(self) -> list[int]:
-        """The tokens this round's target pass reads."""
-        return [self.id_last, *self.draft]
 
 
 OnText = Callable[[int, bytes], None]
 OnDone = Callable[[int, Generation], None]
 
 
-class Speculator:
+class Speculator(Closing):
     """Generates text with a model and its MTP head, ``n_parallel`` prompts at a time.
 
     Owns its two contexts; ``close()`` (or the end of a ``with`` block) frees them, the models stay
@@ -212,17 +191,6 @@ class Speculator:
         """Free both contexts; closing twice is harmless."""
         self._target.close()
 
-    def __enter__(self) -> Speculator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def generate(
         self,
         prompt: Sequence[int],
@@ -280,7 +248,7 @@ class Speculator:
         """
         waiting = enumerate(prompts)
         free = list(range(self.n_parallel))
-        active: list[_Text] = []
+        active: list[Text] = []
         try:
             while True:
                 while free:
@@ -288,7 +256,7 @@ class Speculator:
                     if number < 0:
                         break
                     self._check_prompt(prompt)
-                    text = _Text(number, free.pop(0), self._row_bytes, n_predict)
+                    text = Text(number, free.pop(0), self._row_bytes, n_predict)
                     # llama.cpp splits a batch wherever a sequence is not the one after the last.
                     insort(active, text, key=attrgetter("seq"))
                     self._begin(text, prompt)
@@ -318,7 +286,7 @@ class Speculator:
                 "shorten it or raise --ctx-size"
             )
 
-    def _begin(self, text: _Text, prompt: Sequence[int]) -> None:
+    def _begin(self, text: Text, prompt: Sequence[int]) -> None:
         """Fill both memories with all of the prompt but its last token."""
         target, head, batch = self._target, self._head, self._batch
         start = perf_counter_ns()
@@ -340,22 +308,22 @@ class Speculator:
         if self.collector is not None:
             self.collector.begin(text.seq)
 
-    def _end(self, text: _Text) -> Generation:
+    def _end(self, text: Text) -> Generation:
         if self.collector is not None:
             self.collector.finish(text.seq, text.n_past, text.id_last)
             text.result.snapshot = self.collector.take(text.seq)
         return text.result
 
-    def _round(self, active: Sequence[_Text], on_text: OnText | None) -> list[_Text]:
+    def _round(self, active: Sequence[Text], on_text: OnText | None) -> list[Text]:
         """Draft, verify and accept once for every text; return those that have ended."""
         head, collector = self._head, self.collector
         start = perf_counter_ns()
         self._target_ns = 0
         if head is not None:
             head.ns = 0
-        ended: list[_Text] = []
-        going: list[_Text] = []
-        drafting: list[_Text] = []
+        ended: list[Text] = []
+        going: list[Text] = []
+        drafting: list[Text] = []
         for text in active:
             if text.replays:
                 going.append(text)
@@ -391,10 +359,10 @@ class Speculator:
             seconds.other += (spent - self._target_ns - head_ns) * share
         return ended
 
-    def _draft(self, head: Head, texts: Sequence[_Text]) -> None:
+    def _draft(self, head: Head, texts: Sequence[Text]) -> None:
         head.draft(texts)
 
-    def _groups(self, texts: Sequence[_Text]) -> list[Sequence[_Text]]:
+    def _groups(self, texts: Sequence[Text]) -> list[Sequence[Text]]:
         """Split into texts that one target pass can verify and roll back together.
 
         Recurrent memory wants them equally long, so shorter ones are filled up where that fits;
@@ -413,7 +381,7 @@ class Speculator:
         by_seq = {text.seq: text for text in texts}
         return [[by_seq[seq] for seq in group] for group in groups]
 
-    def _pass(self, group: Sequence[_Text]) -> None:
+    def _pass(self, group: Sequence[Text]) -> None:
         """Run the target over ``[id_last, d[0], ...]`` of each text, then the head after it."""
         target, head, batch = self._target, self._head, self._batch
         self._recovery.before(group)
@@ -434,7 +402,7 @@ class Speculator:
             head.follow(parts, target.nextn_rows_address())
 
     def _accept(
-        self, text: _Text, partly: list[tuple[Slot, list[int]]], on_text: OnText | None
+        self, text: Text, partly: list[tuple[Slot, list[int]]], on_text: OnText | None
     ) -> bool:
         """Take the accepted prefix and the target's own token; return True at the text's end.
 
@@ -478,14 +446,14 @@ class Speculator:
                 partly.append((text, sent[:kept]))
         return False
 
-    def _settle(self, head: Head, text: _Text, n_accepted: int) -> int:
+    def _settle(self, head: Head, text: Text, n_accepted: int) -> int:
         """Leave the head's memory with what was accepted; return how much of the pass to keep."""
         text.keep_row(self._target.nextn_address(text.index + n_accepted))
         if n_accepted + 1 < text.n_rows:
             head.rewind(text)
         return n_accepted + 1
 
-    def _verify_again(self, text: _Text, chosen: list[int]) -> None:
+    def _verify_again(self, text: Text, chosen: list[int]) -> None:
         """Make what was accepted and the target's own token the next draft, as llama.cpp does."""
         head, result = self._head, text.result
         assert head is not None
@@ -499,7 +467,7 @@ class Speculator:
         head.rewind(text)
         text.draft, text.replays = chosen, True
 
-    def _verify(self, text: _Text) -> list[int]:
+    def _verify(self, text: Text) -> list[int]:
         """Return the target's tokens: the accepted prefix and one more; empty on NaN."""
         sampler, target, draft = self._sampler, self._target, text.draft
         n_logits, n_vocab, n_draft = target.n_vocab, self.model.n_vocab, len(text.draft)

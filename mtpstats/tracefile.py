@@ -12,7 +12,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from mtpstats import reading
 from mtpstats.appending import AppendFile, Removed, seal, unsealed
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.text import printable
 from mtpstats.trace import (
@@ -323,7 +323,7 @@ def begun(path: str | os.PathLike[str]) -> Trace | None:
     return None if not start or _starts_like_a_header(start) else Trace.load(path)
 
 
-class TraceWriter:
+class TraceWriter(Closing):
     """Appends prompts to a trace file; what was appended survives the death of the process.
 
     Args:
@@ -434,14 +434,3 @@ class TraceWriter:
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

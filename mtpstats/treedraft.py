@@ -9,6 +9,7 @@ path alone goes through the head afterwards. Verifications, counters and text ar
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -18,11 +19,12 @@ from mtpstats._core import Row
 from mtpstats.branches import Chains, Coupled, Nodes
 from mtpstats.errors import InputError
 from mtpstats.generation import Trees
-from mtpstats.head import DraftSettings, Head, Slot
+from mtpstats.head import DraftSettings, Head
 from mtpstats.llama import Context
 from mtpstats.policy import Branching, GatedSiblings, Path, Tree
 from mtpstats.recovery import Memory, Probes
-from mtpstats.speculate import Speculator, _Text
+from mtpstats.slot import Slot, Text
+from mtpstats.speculate import Speculator
 from mtpstats.stats import Collector
 
 __all__ = ["TreeSpeculator"]
@@ -55,7 +57,7 @@ def _gated(siblings: Sequence[Sequence[int]]) -> list[Path]:
     return [(1,) * i + (rank,) for i, beside in enumerate(siblings) for rank in (1, *beside)]
 
 
-class _Drafter:
+class _Drafter(ABC):
     """Drafts one text's trees with the head.
 
     Of the last draft: ``nodes``; ``tokens``, one of each node; ``failed``, if the head gave no
@@ -88,12 +90,13 @@ class _Drafter:
                 self.collector.invalid(text.seq)
         text.draft = self.tokens[1:]
 
+    @abstractmethod
     def _draft(self, text: Slot) -> None:
-        raise NotImplementedError
+        """Fill ``nodes`` and ``tokens``."""
 
+    @abstractmethod
     def tell(self, text: Slot, path: Sequence[int], leaf: bool) -> None:
         """Tell the collector which nodes were accepted, and whether anything followed them."""
-        raise NotImplementedError
 
     def _step(self, branches: Sequence[Slot], outputs: Sequence[int], step: int) -> list[int]:
         """Run what was fed through the head; return where the logits are."""
@@ -343,11 +346,11 @@ class TreeSpeculator(Speculator):
             1 + sizes.nodes,
         )
 
-    def _draft(self, head: Head, texts: Sequence[_Text]) -> None:
+    def _draft(self, head: Head, texts: Sequence[Text]) -> None:
         (text,) = texts
         self._drafter.draft(text)
 
-    def _pass(self, group: Sequence[_Text]) -> None:
+    def _pass(self, group: Sequence[Text]) -> None:
         """Run the target over the tree."""
         (text,) = group
         target, drafter, layout = self._target, self._drafter, self._layout
@@ -360,7 +363,7 @@ class TreeSpeculator(Speculator):
             text.result.trees = Trees()
         text.result.trees.add(drafter.nodes.n, drafter.nodes.depth, layout.batch.n_tokens)
 
-    def _verify(self, text: _Text) -> list[int]:
+    def _verify(self, text: Text) -> list[int]:
         """Return the target's tokens, and leave the nodes that they accept in ``_path``."""
         drafter, index = self._drafter, self._index
         children, tokens = drafter.nodes.children, drafter.tokens
@@ -384,7 +387,7 @@ class TreeSpeculator(Speculator):
         self._path = path
         return chosen
 
-    def _settle(self, head: Head, text: _Text, n_accepted: int) -> int:
+    def _settle(self, head: Head, text: Text, n_accepted: int) -> int:
         """Leave both memories with the path that was accepted."""
         drafter, target, index, path = self._drafter, self._target, self._index, self._path
         trunk = drafter.trunk

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mtpstats._core import stop_address, stop_asked
+from mtpstats.closing import Closing
 from mtpstats.errors import ContextFull, InputError, Interrupted, LlamaError
 from mtpstats.llama import limits
 from mtpstats.llama.handle import Handle
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MTP = CONSTANTS["LLAMA_CONTEXT_TYPE_MTP"]
 
 
-class Context(Sequences):
+class Context(Closing, Sequences):
     """A context on ``model``; with ``mtp`` the one that runs its MTP block.
 
     Creating an MTP context switches the hidden rows of both contexts on: masked in its own where
@@ -348,19 +348,6 @@ class Context(Sequences):
     def close(self) -> None:
         """Free the context, contexts that read its memory first. Does nothing the second time."""
         self._handle.close()
-
-    def __enter__(self) -> Context:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _view(address: int, count: int) -> NDArray[np.float32]:

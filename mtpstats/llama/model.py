@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from mtpstats.closing import Closing
 from mtpstats.errors import InputError, LlamaError, ModelError
 from mtpstats.llama import arch, gguf, vocabulary
 from mtpstats.llama.arch import Arch
@@ -29,7 +29,7 @@ _LEAST_STACK = 1 << 20
 _VOCAB_TYPE_NONE = CONSTANTS["LLAMA_VOCAB_TYPE_NONE"]
 
 
-class Model:
+class Model(Closing):
     """A loaded GGUF model. Close it, or use it as a context manager; contexts close first."""
 
     def __init__(
@@ -321,16 +321,3 @@ class Model:
     def close(self) -> None:
         """Close the contexts of this model, then free it. Does nothing the second time."""
         self._handle.close()
-
-    def __enter__(self) -> Model:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
