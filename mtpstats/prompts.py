@@ -119,7 +119,7 @@ def from_files(path: Path, *, escape: bool = True) -> list[Prompt]:
     Below a directory, a file's category is the subdirectory it lies in, else its own name without
     ending and number: ``code-01.txt`` is ``code``.
     """
-    if not path.is_dir():
+    if not reading.is_directory(path):
         return [from_file(path, escape=escape)]
     found = [
         replace(from_file(file, escape=escape), category=_category(file, path))
@@ -142,7 +142,7 @@ def load(path: Path, fields: Fields | None = None) -> list[Prompt]:
     ``conversations``, or ``prompt``; a row has ``prompt`` or is a single cell. Both may have ``id``
     and ``category``. Ids given twice in one file are refused, missing ones come from file and line.
     """
-    if path.is_dir():
+    if reading.is_directory(path):
         return _load_directory(path, fields or Fields())
     reader = forms.of(path.suffix)
     if reader is None and path.is_file():

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from mtpstats.errors import InputError
 from mtpstats.text import printable
@@ -129,11 +129,14 @@ def files_below(directory: Path, wanted: Callable[[Path], object] | None = None)
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for name in names:
             path = Path(place, name)
-            if name.startswith(".") or not path.is_file():
-                continue
-            if wanted is None or wanted(path):
-                found.append(path)
-                size += path.stat().st_size
+            try:
+                if name.startswith(".") or not path.is_file():
+                    continue
+                if wanted is None or wanted(path):
+                    found.append(path)
+                    size += path.stat().st_size
+            except OSError as error:
+                _unreadable(error)
         if len(found) > MAX_FILES:
             raise InputError(f"{shown(directory)}: more than {MAX_FILES:,} files in it")
         if size > MAX_BYTES:
@@ -141,7 +144,15 @@ def files_below(directory: Path, wanted: Callable[[Path], object] | None = None)
     return sorted(found)
 
 
-def _unreadable(error: OSError) -> None:
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory; raises ``InputError`` where that cannot be looked at."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        _unreadable(error)
+
+
+def _unreadable(error: OSError) -> NoReturn:
     where = shown(Path(error.filename))
     raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
 

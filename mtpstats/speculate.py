@@ -20,7 +20,7 @@ from mtpstats.closing import Closing
 from mtpstats.errors import InputError
 from mtpstats.generation import NEAR_TIE, Generation, Sampling, Seconds
 from mtpstats.head import DraftSettings, Head, head_of
-from mtpstats.llama import Batch, Context, Model
+from mtpstats.llama import Batch, Context, Model, limits
 from mtpstats.probe import Prober
 from mtpstats.recovery import Cut, Memory, Probes, Replay
 from mtpstats.slot import Slot, Text
@@ -101,11 +101,11 @@ class Speculator(Closing):
             )
 
         n_ctx = n_ctx or model.n_ctx_train
-        rows = min(1 + n_max, n_ctx)
+        rows = min(1 + n_max, limits.cells(n_ctx))
         if n_parallel * rows > n_batch:
             raise InputError(
-                f"n_batch is {n_batch}; {n_parallel} drafts of {rows - 1} tokens and one more each "
-                f"make {n_parallel * rows}: raise --batch-size or draft less"
+                f"n_batch is {n_batch}; a draft of {rows - 1} tokens and one more, {n_parallel} at "
+                f"a time, make {n_parallel * rows}: raise --batch-size or draft less"
             )
         shared = (draft_model or model).kind.heads == "shared"
         probe: Probes | None = prober or (self._forks(draft) if draft else None)

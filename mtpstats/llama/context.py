@@ -90,6 +90,7 @@ class Context(Closing, Sequences):
             limits.check_target(model)
         if other is not None and (other.mtp or not mtp):
             raise InputError("`other` is the target's context of an MTP context")
+        fields["n_ctx"] = limits.cells(n_ctx or model.n_ctx_train, 1 if kv_unified else n_seq_max)
         for name, value in fields.items():
             setattr(params, name, value)
         if hasattr(params, "swa_full"):

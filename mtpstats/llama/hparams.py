@@ -8,7 +8,7 @@ prefix. What depends on an architecture's graph is asked of the known ones only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mtpstats.llama.gguf import ModelHeader
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_BLOCK = 32  # values of a quantised type with one scale
 _MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 _MAX_CONTEXT = 1 << 25  # llama.cpp keeps some 50 bytes per cell, whatever the model
 _MAX_WINDOW = 1 << 22  # times the sequences it must fit into 32 bits
@@ -45,6 +46,30 @@ def check_shared(head: ModelHeader, target: ModelHeader, refuse: Callable[[str],
         other = theirs.layers - (2 if windowed else 1)
         if ours.cells(i) != theirs.cells(other):
             refuse(f"its layer {i} cannot read the cells of the target's layer {other}")
+
+
+def check_caches(
+    header: ModelHeader,
+    type_k: str,
+    type_v: str,
+    quantised: Sequence[str],
+    refuse: Callable[[str], NoReturn],
+) -> None:
+    """Refuse types of the caches that the attention of this model cannot read."""
+    checker = _Checker(header, refuse)
+    same = type_k == type_v or not (
+        checker.integer("attention.key_length_mla") or checker.arch == "deepseek4"
+    )
+    checker.demand(
+        same, f"keeps K and V in one cache: give both one type, not {type_k} and {type_v}"
+    )
+    for what, name in (("key", type_k), ("value", type_v)):
+        for length in {checker.length(what, windowed) for windowed in checker.windowed}:
+            checker.demand(
+                name not in quantised or length % _BLOCK == 0,
+                f"has heads with {what}s of {length}: {name} takes multiples of {_BLOCK}; choose "
+                "f16",
+            )
 
 
 class _Checker:

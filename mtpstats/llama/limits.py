@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mtpstats.llama.model import Model
 
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS
+_CELLS = 256
 CACHE_TYPES = {
     name: CONSTANTS[f"GGML_TYPE_{name.upper()}"]
     for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -52,7 +53,7 @@ def check_settings(model: Model, fields: Mapping[str, Any], beyond_training: boo
             f"n_ctx is {n_ctx}; {printable(model.path.name)} was trained for "
             f"{model.n_ctx_train} positions"
         )
-    n_batch = min(fields["n_batch"], n_ctx)
+    n_batch = min(fields["n_batch"], cells(n_ctx, 1 if fields["kv_unified"] else n_seq))
     if (fields["n_outputs_max"] or n_batch) < n_seq:
         raise InputError(f"n_outputs_max and n_batch must be at least n_seq_max, which is {n_seq}")
     # llama.cpp keeps the last n_rs_seq + 1 tokens of a sequence in one ubatch and asserts that
@@ -66,6 +67,26 @@ def check_settings(model: Model, fields: Mapping[str, Any], beyond_training: boo
         )
     if fields["type_v"] not in _FLOATS and fields["flash_attn_type"] == FLASH_ATTN["off"]:
         raise InputError("a quantised V cache needs flash attention: turn it on or choose f16")
+    names = {number: name for name, number in CACHE_TYPES.items()}
+
+    def refuse(what: str) -> NoReturn:
+        raise InputError(f"{printable(model.path.name)} ({model.arch}) {what}")
+
+    hparams.check_caches(
+        model.header,
+        names[fields["type_k"]],
+        names[fields["type_v"]],
+        [name for name in names.values() if CACHE_TYPES[name] not in _FLOATS],
+        refuse,
+    )
+
+
+def cells(n_ctx: int, n_seq: int = 1) -> int:
+    """Return the positions llama.cpp makes room for: a multiple of 256 for each sequence.
+
+    Asked for fewer it grants as many, but would cut n_batch to what it was asked for.
+    """
+    return -(-n_ctx // (_CELLS * n_seq)) * _CELLS * n_seq
 
 
 def check_mtp(model: Model, n_rs_seq: int, target: Model | None) -> None:

@@ -169,10 +169,23 @@ def test_rounds_that_are_given_up_leave_a_driver_that_works(model: Model) -> Non
     assert [run.tokens for run in again] == [run.tokens for run in whole]
 
 
+@pytest.mark.parametrize(("n_ctx", "n_max"), [(3, 8), (40, 300)])
+def test_a_batch_holds_the_drafts_of_any_context(attention: Model, n_ctx: int, n_max: int) -> None:
+    """llama.cpp rounds a small context up to 256 positions, and drafts are as long as these."""
+    prompts = [tokens(5), tokens(5)]
+    options = {"n_threads": 1, "n_parallel": 2}
+    with Speculator(attention, draft=DraftSettings(n_max), n_ctx=n_ctx, **options) as speculator:
+        runs = speculator.generate_all(prompts, -1)
+    with Speculator(attention, draft=None, n_ctx=256, **options) as speculator:
+        plain = speculator.generate_all(prompts, -1)
+    assert [run.tokens for run in runs] == [run.tokens for run in plain]
+    assert len(runs[0].tokens) > 200
+
+
 def test_more_than_can_be_is_refused(model: Model, lib: Library, tiny: Tiny) -> None:
     with pytest.raises(InputError, match=r"257 texts at a time: 1 to 256 are possible"):
         Speculator(model, draft=None, n_parallel=257)
-    with pytest.raises(InputError, match=r"n_batch is 40; 5 drafts of 8 tokens .* make 45: raise"):
+    with pytest.raises(InputError, match=r"n_batch is 40; a draft of 8 tokens .* make 45: raise"):
         Speculator(model, draft=DraftSettings(8), n_parallel=5, n_batch=40)
     with (
         Model(lib, tiny("qwen3next", f32=True)) as twice,

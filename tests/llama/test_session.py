@@ -393,6 +393,26 @@ def test_settings_that_cannot_work(either: Model, options: dict[str, Any], messa
         Context(either, **{"n_threads": 1, **options})
 
 
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("gemma4", {"type_k": "q8_0", "flash_attn": "off"}, "keys of 16: q8_0 takes multiples"),
+        ("gemma4", {"type_v": "iq4_nl"}, "values of 16: iq4_nl takes multiples of 32"),
+        ("deepseek2", {"type_k": "q8_0", "type_v": "q8_0"}, "keys of 48: q8_0 takes multiples"),
+        ("deepseek2", {"type_k": "bf16"}, "one cache: give both one type, not bf16 and f16"),
+        ("deepseek4", {"type_v": "f32"}, "one cache: give both one type, not f16 and f32"),
+    ],
+)
+def test_caches_that_attention_cannot_read(
+    lib: Library, tiny: Tiny, arch: str, options: dict[str, Any], message: str
+) -> None:
+    with (
+        Model(lib, tiny(arch, f32=True)) as model,
+        pytest.raises(InputError, match=rf"\({arch}\) .*{message}"),
+    ):
+        Context(model, n_threads=1, **options)
+
+
 def test_more_context_than_trained_when_asked(either: Model) -> None:
     with Context(either, n_ctx=1024, beyond_training=True, n_threads=1) as context:
         assert context.n_ctx == 1024

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -457,6 +458,24 @@ def test_a_directory_of_whole_files(tmp_path):
         Prompt("code-01.py", "code", "x = 1\ny = 2"),
         Prompt("42.md", "prose", "text"),
     ]
+
+
+def test_names_that_cannot_be_looked_at_are_refused(tmp_path, monkeypatch):
+    endless = Path("x" * 300)  # a name has 255 bytes on every file system of Linux
+    for read in (prompts.from_files, prompts.load):
+        assert "x: cannot be read: File name too long" in refusal(read, endless)
+
+    real = Path.is_file
+    write(tmp_path / "closed.txt", "a")
+
+    def is_file(path: Path) -> bool:
+        if path.name == "closed.txt":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    for read in (prompts.from_files, prompts.load):
+        assert "closed.txt: cannot be read: Permission denied" in refusal(read, tmp_path)
 
 
 def test_bad_directories(tmp_path, monkeypatch):
