@@ -80,7 +80,7 @@ class Library:
             layout = self.manifest["structs"][name]
             structs.check_defaults(name, self.structs[name], layout, function, where)
         self.fn = functions.bind(self._cdll, self.manifest, self.structs, self.log, where)
-        self._rpc_servers: set[str] = set()
+        self._rpc_servers: dict[str, tuple[str, int]] = {}
         self._last_words: LastWords | None = None
         # Models in the order of their creation; each closes its contexts first.
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -170,13 +170,16 @@ class Library:
     def add_rpc_server(self, server: str) -> None:
         """Make the devices of ``rpc-server`` at ``host:port`` devices of this library.
 
-        Once added they stay; the same server again is none more. Raises InputError for one that
-        cannot be reached, says nothing, as one that serves another client, or a build without RPC.
-        libllama aborts the process on any later failure.
+        Once added they stay; the same server again is none more, whatever it is called: it would
+        wait for its first client, this process, to end. Raises InputError for one that cannot be
+        reached, says nothing, as one that serves another client, or a build without RPC. libllama
+        aborts the process on any later failure.
         """
         if server in self._rpc_servers:
             return
-        placement.check_server(self, server)
+        address = placement.check_server(self, server)
+        if address in self._rpc_servers.values():
+            return
         backend = self.fn.ggml_backend_reg_by_name(b"RPC")
         found = self.fn.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server")
         answers: list[Any] = []
@@ -195,7 +198,7 @@ class Library:
         if not registry:
             raise InputError(f"RPC server {printable(server)} has no device")
         self.fn.ggml_backend_register(registry)
-        self._rpc_servers.add(server)
+        self._rpc_servers[server] = address
 
     def verbose(self, listener: Callable[[str, str], None] | None) -> None:
         """Send every log line to ``listener(level, line)``; None stops it.

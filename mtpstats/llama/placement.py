@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SPLIT_MODES = ("none", "layer", "row", "tensor")
 CONNECT_S = 5.0
 ANSWER_S = 10.0
+# llama.cpp compiles it again for every tensor, and in deep recursion.
+_LONGEST_PATTERN = 1000
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,15 @@ def _overrides(lib: Library, pairs: Sequence[tuple[str, str]]) -> tuple[Any, lis
     array = (made * (len(pairs) + 1))()
     patterns = []
     for item, (pattern, buffer_type) in zip(array, pairs, strict=False):
+        if len(pattern) > _LONGEST_PATTERN:
+            raise InputError(
+                f"a pattern of {len(pattern):,} characters for tensor names; up to "
+                f"{_LONGEST_PATTERN:,} are possible: give several -ot"
+            )
         try:
-            re.compile(pattern)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "[[:alpha:]]" means more to C++ than to Python
+                re.compile(pattern)
         except re.error as error:
             raise InputError(
                 f"{printable(pattern)} is not a regular expression of tensor names: {error}"
@@ -147,8 +157,11 @@ def _overrides(lib: Library, pairs: Sequence[tuple[str, str]]) -> tuple[Any, lis
     return array, patterns
 
 
-def check_server(lib: Library, server: str) -> None:
-    """Refuse an RPC server that cannot be reached; libllama would abort. Raises InputError."""
+def check_server(lib: Library, server: str) -> tuple[str, int]:
+    """Return the address and port of an RPC server, the same for all of its names.
+
+    Raises InputError for one that cannot be reached; libllama would abort.
+    """
     shown = printable(server)
     if not lib.supports_rpc:
         others = [build.prefix for build in installed.builds() if build.rpc]
@@ -166,6 +179,8 @@ def check_server(lib: Library, server: str) -> None:
         with socket.socket(socket.AF_INET) as probe:
             probe.settimeout(CONNECT_S)
             probe.connect(found[0][4])
+            address: tuple[str, int] = probe.getpeername()
+            return address
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(

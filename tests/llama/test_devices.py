@@ -52,6 +52,10 @@ COMMAND = [sys.executable, "-m", "mtpstats", "bench", "-t", "1"]
             Placement(override_tensor=(("a", "CPU"), ("blk(", "CPU"))),
             r"blk\( is not a regular expression of tensor names: missing \)",
         ),
+        (
+            Placement(override_tensor=(("a|" * 20000, "CPU"),)),
+            r"a pattern of 40,000 characters .* up to 1,000 are possible: give several -ot",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(
@@ -66,6 +70,12 @@ def test_what_only_libllama_can_refuse_is_told_in_its_words(lib: Library) -> Non
     # Python's expressions can name a group, those of C++ cannot.
     with pytest.raises(ModelError, match=r"cannot be loaded: .*error loading model"):
         Model(lib, builtin_model(), placement=Placement(override_tensor=(("(?P<a>x)", "CPU"),)))
+
+
+def test_a_class_of_characters_is_no_warning(lib: Library) -> None:
+    pattern = r"blk\.[[:digit:]]\.attn"
+    with Model(lib, builtin_model(), placement=Placement(override_tensor=((pattern, "CPU"),))):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -258,6 +268,14 @@ def test_a_worker_that_dies_takes_nothing_that_was_measured(rpc: Library, tmp_pa
     assert "a server of --rpc ended" in last
     said = f"{done} of {result['settings']['n_prompts']} prompts were finished and are in {path}"
     assert last.endswith(f"{said}; the same command with --resume goes on")
+
+
+def test_one_worker_under_two_names(rpc: Library) -> None:
+    with workers(rpc, 1) as (one,):
+        port = one.address.rpartition(":")[2]
+        far = bench(*SHORT, "--rpc", f"{one.address},localhost:{port}")
+        assert [device["name"] for device in far["environment"]["devices"]].count("RPC0") == 1
+        assert "there is one" in refused("--rpc", f"localhost:{port},{one.address}", "-ts", "1,1")
 
 
 def test_a_worker_that_is_not_there(rpc: Library) -> None:
