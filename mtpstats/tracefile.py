@@ -295,16 +295,15 @@ def _unpacked(
     )
 
 
-def _exists(where: str) -> InputError:
-    return InputError(
-        f"{where}: exists already; go on with it (--resume), remove it, or name another file"
-    )
+def _exists(where: str, resumable: bool = True) -> InputError:
+    advice = "go on with it (--resume), " if resumable else ""
+    return InputError(f"{where}: exists already; {advice}remove it, or name another file")
 
 
-def check_new(path: str | os.PathLike[str]) -> None:
+def check_new(path: str | os.PathLike[str], resumable: bool = True) -> None:
     """Raise ``InputError`` now if a :class:`TraceWriter` would refuse to begin there later."""
     if os.path.lexists(path):
-        raise _exists(printable(os.fspath(path)))
+        raise _exists(printable(os.fspath(path)), resumable)
 
 
 def begun(path: str | os.PathLike[str]) -> Trace | None:

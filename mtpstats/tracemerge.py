@@ -66,7 +66,7 @@ def merge_traces(paths: Sequence[Path], output: Path) -> MergedTrace:
     """
     if len(paths) < 2:
         raise InputError("merging needs at least two traces")
-    check_new(output)
+    check_new(output, resumable=False)
     with ExitStack() as stack:
         files, headers = [], []
         records: dict[str, _Record] = {}

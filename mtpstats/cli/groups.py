@@ -40,9 +40,9 @@ class Command(click.Command):
             if isinstance(param.type, values.File) and given is not None:
                 paths = given if isinstance(given, tuple) else (given,)
                 (written if param.type.written else read).extend(paths)
-        taken = {os.path.realpath(path) for path in read}
+        taken = {_real(path) for path in read}
         for path in written:
-            real = os.path.realpath(path)
+            real = _real(path)
             if real in taken and (os.path.isfile(real) or not os.path.exists(real)):
                 raise InputError(f"{path}: this command uses that file already; write to another")
             taken.add(real)
@@ -66,6 +66,13 @@ class Command(click.Command):
             formatter.write("\n")
             for line in self.epilog.strip("\n").splitlines():
                 formatter.write(line + "\n")
+
+
+def _real(path: Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError as error:  # the current directory was removed
+        raise InputError(f"{path}: cannot be found from here: {error.strerror}") from None
 
 
 def option(*names: str, **settings: Any) -> Any:

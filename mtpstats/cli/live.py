@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from mtpstats.cli.streams import abandon
 from mtpstats.loop import Progress
 from mtpstats.prompts import Prompt
 from mtpstats.text import printable
@@ -65,8 +66,12 @@ class ProgressLine:
     def _draw(self, text: str) -> None:
         assert self._stream is not None
         text = text[: shutil.get_terminal_size().columns - 1]
-        self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
-        self._stream.flush()
+        try:
+            self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
+            self._stream.flush()
+        except OSError:  # the terminal is gone
+            abandon(self._stream)
+            self.enabled = False
         self._width = len(text)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mtpstats.cli import options
 from mtpstats.cli.output import check, deliver
-from mtpstats.cli.streams import to_stdout
+from mtpstats.cli.streams import to_stderr, to_stdout
 from mtpstats.errors import InputError
+
+_NAMED = 9  # shards, of those that are missing
 
 EXAMPLES = """\
 Examples:
@@ -31,7 +35,8 @@ def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
 
     Exact, and in any order; traces likewise. Refused, by the field's name, where the runs differ in
     something that can change a number: model, build, machine, settings. No prompt id may occur
-    twice. What bench or record --shard wrote is put into the order of the whole run.
+    twice. What bench or record --shard wrote is put into the order of the whole run; shards that
+    are missing are named on standard error.
     """
     from mtpstats.tracemerge import kind_of
 
@@ -44,7 +49,9 @@ def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
     from mtpstats.merge import merge
 
     names = [str(path) for path in results]
-    deliver(merge(list(zip(names, read_results(results), strict=True))), output)
+    merged = merge(list(zip(names, read_results(results), strict=True)))
+    deliver(merged, output)
+    _say_what_is_missing(merged["settings"].get("shard"), len(merged["prompts"]))
 
 
 def _merge_traces(traces: tuple[Path, ...], output: options.OutputOptions) -> None:
@@ -60,3 +67,16 @@ def _merge_traces(traces: tuple[Path, ...], output: options.OutputOptions) -> No
     else:
         where = printable(str(done.path))
         to_stdout(f"trace    {where}, {done.size / 1e6:.1f} MB\nprompts  {done.n_prompts}\n")
+    _say_what_is_missing(done.header.get("prompts", {}).get("shard"), done.n_prompts)
+
+
+def _say_what_is_missing(shard: dict[str, Any] | None, n_prompts: int) -> None:
+    """Name the shards that a merged run lacks; one that is whole is of no shard any more."""
+    if shard is None:
+        return
+    here, of = {*shard["numbers"]}, shard["of"]
+    missing = of - len(here)
+    first = islice((number for number in range(1, of + 1) if number not in here), _NAMED)
+    named = ", ".join(map(str, first)) + (", ..." if missing > _NAMED else "")
+    why = f"not here of {of} shards: {named}" if missing > 0 else "not every shard is finished"
+    to_stderr(f"mtpstats: {n_prompts} of the run's {shard['prompts']} prompts are here; {why}\n")

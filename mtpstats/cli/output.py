@@ -57,11 +57,11 @@ def deliver(
     """
     from mtpstats import result as results
 
-    failure: MtpStatsError | None = None
+    failure: MtpStatsError | KeyboardInterrupt | None = None
     if output.output is not None:
         try:
             results.write(output.output, result)
-        except MtpStatsError as error:
+        except (MtpStatsError, KeyboardInterrupt) as error:  # a pipe may be waited for
             failure = error
         else:
             if written is not None:

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from mtpstats.text import printable
 
@@ -37,10 +36,16 @@ def to_stdout(text: str) -> None:
 
 
 def to_stderr(text: str) -> None:
-    """Write to standard error at once; a closed one is no error."""
+    """Write to standard error at once; one that is closed, full or read no more is no error.
+
+    What is said there is worth less than the run that says it.
+    """
     if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            abandon(sys.stderr)
 
 
 def show_log(level: str, line: str) -> None:
@@ -64,8 +69,7 @@ def last_words(text: str, rescue: Callable[[], str] | None = None) -> NoReturn:
     cause = "a damaged model, too little memory, or an error of its own"
     if "RPC" in text:
         cause = "a server of --rpc ended, broke off or speaks another version"
-    with contextlib.suppress(OSError):
-        to_stderr(f"mtpstats: error: llama.cpp gave up ({where}): {cause}; {saved}\n")
+    to_stderr(f"mtpstats: error: llama.cpp gave up ({where}): {cause}; {saved}\n")
     os._exit(1)
 
 
@@ -77,12 +81,17 @@ def flush() -> None:
 
 def discard() -> None:
     """Send what is still buffered nowhere, or the interpreter would complain at its end."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue
         try:
             stream.flush()
         except (OSError, ValueError):
-            os.dup2(devnull, stream.fileno())
+            abandon(stream)
+
+
+def abandon(stream: TextIO) -> None:
+    """Send what the stream holds, and all that follows, nowhere."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, stream.fileno())
     os.close(devnull)

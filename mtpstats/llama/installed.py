@@ -79,7 +79,11 @@ def builds(environ: Mapping[str, str] = os.environ) -> list[Build]:
     """Return the usable builds under ``builds_dir``, newest first."""
     root = builds_dir(environ)
     found = []
-    for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+    try:
+        manifests = sorted(root.glob(f"*/{MANIFEST}"))
+    except OSError:  # a name that no directory can have
+        return []
+    for manifest in manifests:
         try:
             build = read(manifest.parent)
         except (AbiMismatch, LibraryNotFound):
@@ -168,13 +172,13 @@ def locate(path: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.
 
 def _from_path(path: Path, origin: str) -> Build:
     shown = printable(str(path))
-    if path.is_dir():
+    if os.path.isdir(path):
         if (path / MANIFEST).is_file():
             return read(path)
         raise LibraryNotFound(
             f"{shown} (from {origin}) is not a build: it has no {MANIFEST}; run ./build_llama.sh"
         )
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise LibraryNotFound(f"{shown} (from {origin}) does not exist; run ./build_llama.sh")
     for prefix in (path.parent, path.parent.parent):
         if (prefix / MANIFEST).is_file():

@@ -343,6 +343,13 @@ def test_the_variable_wins_over_builds_and_is_not_passed_over(tmp_path: Path) ->
         installed.locate(None, environ)
 
 
+def test_names_that_no_file_can_have() -> None:
+    endless = "x" * 300  # a name has 255 bytes on every file system of Linux
+    with pytest.raises(LibraryNotFound, match=r"xxx \(from MTPSTATS_LIBLLAMA\) does not exist"):
+        installed.locate(None, {"MTPSTATS_LIBLLAMA": endless})
+    assert builds({"MTPSTATS_BUILDS": endless}) == []
+
+
 def test_the_newest_build_is_taken(lib: Library, tmp_path: Path) -> None:
     for key, built in (("old", "2026-01-01T00:00:00Z"), ("new", "2026-02-01T00:00:00Z"),
                        ("odd", "2025-01-01T00:00:00Z")):  # fmt: skip

@@ -32,6 +32,16 @@ def test_file_and_table(bench, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out == f"table of {FAKE}\n"
 
 
+def test_table_survives_an_interruption_of_writing(bench, capsys, monkeypatch):
+    def write(path, result):  # to a pipe that nobody reads
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mtpstats.result.write", write)
+    monkeypatch.setattr("mtpstats.report.text.render", lambda result: "table\n")
+    assert cli.main(["bench", "-o", "/dev/null"]) == 130
+    assert capsys.readouterr() == ("table\n", "mtpstats: error: interrupted\n")
+
+
 def test_table_survives_a_file_that_cannot_be_written(bench, capsys, monkeypatch):
     monkeypatch.setattr("mtpstats.report.text.render", lambda result: "table\n")
     assert cli.main(["bench", "-o", "/dev/full"]) == 1
@@ -274,7 +284,47 @@ def test_a_file_is_no_terminal():
     assert not live.ProgressLine(None).enabled
 
 
+def test_a_terminal_that_is_gone_is_no_error():
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as stream:
+        line = live.ProgressLine(stream)
+        assert line.enabled
+        os.close(ours)
+        line(Progress("warming up"))
+        assert not line.enabled
+        line.clear()
+        assert os.path.samestat(os.fstat(theirs), os.stat(os.devnull))
+
+
 # ---- as a process
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["full", "not read"])
+def test_standard_error_that_takes_nothing_stops_nothing(gone):
+    code = (
+        "import sys; from mtpstats.cli import streams; streams.prepare();"
+        "[streams.to_stderr('x' * 9000) for _ in range(9)]; print('done')"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full, open(writing, "wb") as unread:
+        stderr = unread if gone else full
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr)
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
+def test_a_directory_that_is_gone_is_named(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]);"
+        "from mtpstats.cli import main; sys.exit(main(['merge', '/a.json', '-o', 'b.json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"mtpstats: error: b.json: cannot be found from here: No such file or directory\n"
+    )
 
 
 def test_head_gets_its_line_and_nobody_complains():

@@ -151,3 +151,39 @@ def test_the_command_writes_and_shows_the_whole(tmp_path, capsys):
     assert line.count("s0.json") == 2
     assert line.endswith("it would count twice\n")
     assert cli.main(["merge"]) == 2
+
+
+def test_shards_that_are_missing_are_named(tmp_path, capsys):
+    """Of 14 shards with a prompt each, shards 1 and 12 are merged; then both shards of a run."""
+
+    def part(number: int, of: int) -> str:
+        shard = shards()[2]
+        shard["prompts"][0]["id"] = f"p-{number}"
+        shard["settings"] |= {"shard": {"numbers": [number], "of": of, "prompts": of}}
+        path = tmp_path / f"{number}of{of}.json"
+        results.write(path, shard)
+        return str(path)
+
+    assert cli.main(["merge", part(1, 14), part(12, 14)]) == 0
+    assert capsys.readouterr().err == (
+        "mtpstats: 2 of the run's 14 prompts are here; "
+        "not here of 14 shards: 2, 3, 4, 5, 6, 7, 8, 9, 10, ...\n"
+    )
+    assert cli.main(["merge", part(1, 2), part(2, 2)]) == 0
+    assert capsys.readouterr().err == ""
+    huge = 2**60
+    assert cli.main(["merge", part(1, huge), part(3, huge)]) == 0
+    assert f"not here of {huge} shards: 2, 4, 5, " in capsys.readouterr().err
+
+
+def test_shards_that_are_not_finished_are_told(tmp_path, capsys):
+    names = []
+    for number in (1, 2):
+        shard = shards()[2]
+        shard["prompts"][0]["id"] = f"p-{number}"
+        shard["settings"]["shard"] = {"numbers": [number], "of": 2, "prompts": 5}
+        names.append(str(tmp_path / f"{number}.json"))
+        results.write(tmp_path / f"{number}.json", shard)
+    assert cli.main(["merge", *names]) == 0
+    said = capsys.readouterr().err
+    assert said == "mtpstats: 2 of the run's 5 prompts are here; not every shard is finished\n"
