@@ -244,8 +244,10 @@ class Prober:
             )
         affordable = MAX_LOGITS // (4 * n_vocab) // self.every
         self._at_once = max(1, min(self._together, fitting, affordable))
-        # The roots of a group, the depth behind the last one, and what a verification adds.
+        # The roots of a group, the depth behind the last one, and what a verification adds; no
+        # more than a text has.
         capacity = self._at_once * self.every + self.depth + head.n_max + 1
+        capacity = min(capacity, target.n_ctx)
         self._before = _Rows(capacity, row_bytes)
         self._logits = _Rows(capacity, 4 * n_vocab)
         self._softmax: dict[int, tuple[float, bool]] = {}

@@ -202,16 +202,18 @@ def test_a_root_holds_what_the_head_says_there(lib: Library, tiny: Tiny, arch: s
 def test_roots_probed_alone_together_and_in_a_small_batch_are_the_same(attention: Model) -> None:
     prompt = attention.tokenize(PROMPTS[1])
     found = []
-    for width, every, n_batch in ((1, 1, 2048), (32, 1, 2048), (8, 3, 17)):
+    huge = 2**31 - 1
+    for width, every, n_batch in ((1, 1, 2048), (32, 1, 2048), (8, 3, 17), (32, huge, 2048)):
         prober = Prober(6, every, width)
         with Speculator(
             attention, draft=DraftSettings(2), n_ctx=256, n_batch=n_batch, prober=prober, **EXACT
         ) as recorder:
             found.append(record(recorder, prober, prompt, 40))
-    one, many, third = found
+    one, many, third, first = found
     assert one.roots.tolist() == many.roots.tolist()
     assert third.roots.tolist() == one.roots.tolist()[::3]
-    for other, step in ((many, 1), (third, 3)):
+    assert first.roots.tolist() == one.roots.tolist()[:1]
+    for other, step in ((many, 1), (third, 3), (first, huge)):
         np.testing.assert_array_equal(other.rank, one.rank[::step])
         np.testing.assert_allclose(other.p, one.p[::step], atol=1e-5)
         np.testing.assert_allclose(other.overlap, one.overlap[::step], atol=1e-4)
