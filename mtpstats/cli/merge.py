@@ -60,6 +60,7 @@ def _merge_traces(traces: tuple[Path, ...], output: options.OutputOptions) -> No
 
     if output.output is None or str(output.output) == "-":
         raise InputError("traces are merged into a file: name it with -o")
+    check(output)
     done = merge_traces(traces, output.output)
     if output.json:
         told = {"schema": "mtpstats.merged/1", "trace": str(done.path), "prompts": done.n_prompts}

@@ -104,7 +104,9 @@ def test_shards_of_record_make_the_whole_trace(
         assert cli.main(["merge", *args, "-o", str(tmp_path / "no.trace")]) == 2
         assert line in capsys.readouterr().err
     assert cli.main(["merge", *parts, "-o", str(merged)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already; remove it, or name another file" in capsys.readouterr().err
+    assert cli.main(["merge", *parts, "-o", str(tmp_path / "no" / "a.trace")]) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
     data = Path(parts[1]).read_bytes()
     Path(parts[1]).write_bytes(data[:-9])
     assert cli.main(["merge", *parts, "-o", str(tmp_path / "no.trace")]) == 2
