@@ -110,6 +110,13 @@ def test_a_prompt_that_occurs_twice_is_refused():
     three["prompts"][0]["prompt_sha256"] = "1" * 64
     with pytest.raises(InputError, match=r"with another text: give the prompts of each shard"):
         merged(one, two, three)
+    two["prompts"][0] |= {"id": "p-2", "prompt_sha256": None}
+    three["prompts"][0] = {**two["prompts"][0], "tokens": 99}
+    with pytest.raises(InputError, match=r"p-2 is in .*, of sources with one name: rename one"):
+        merged(one, two, three)
+    three["prompts"][0] = copy.deepcopy(two["prompts"][0])
+    with pytest.raises(InputError, match=r"p-2 is in .*, it would count twice"):
+        merged(one, two, three)
     with pytest.raises(InputError, match="at least two"):
         merged(one)
 
