@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from mtpstats import loop, run
 from mtpstats import result as results
-from mtpstats.errors import DecodeError, InputError, ModelError, MtpStatsError
+from mtpstats.errors import DecodeError, InputError, Interrupted, ModelError, MtpStatsError
 from mtpstats.llama import Placement
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, BenchStopped, Progress
@@ -231,6 +232,19 @@ def test_a_text_that_differs_from_plain_decoding_is_noticed(settings, monkeypatc
     monkeypatch.setattr(FakeEngine, "last_plain", 6)
     result = bench(replace(settings, baseline=True))
     assert [p["baseline"]["same_text"] for p in result["prompts"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "plain", "same"),
+    [
+        ([1, 2, 3], [1, 2], True),  # the last verification gave more than was asked for
+        ([1, 2], [1, 2, 3], True),
+        ([1, 3, 3], [1, 2], False),
+    ],
+)
+def test_texts_are_the_same_as_far_as_both_go(drafted, plain, same):
+    found = loop._baseline(Generation(tokens=drafted), Generation(tokens=plain))
+    assert (found["same_text"], found["tokens"]) == (same, len(plain))
 
 
 def test_no_stats_means_null(settings):
@@ -467,14 +481,27 @@ def test_model_file_is_hashed_when_asked(settings):
     assert bench(replace(settings, hash_model=False))["model"]["sha256"] is None
 
 
+def test_a_draft_model_has_a_hash_of_its_own(settings, tmp_path):
+    draft = tmp_path / "d.gguf"
+    draft.touch()
+    model = {"sha256": None, "draft_model": {"sha256": None}}
+    loaded = SimpleNamespace(files=[settings.model], draft_files=[draft])
+    run.hash_files(model, loaded, lambda progress: None)
+    assert model["sha256"].startswith("ba7816bf8f01cfea")
+    # sha256 of nothing, from coreutils
+    assert model["draft_model"]["sha256"].startswith("e3b0c44298fc1c14")
+
+
 def test_everything_is_closed_drivers_first(settings):
     bench(replace(settings, baseline=True))
     assert FakeEngine.last.closed == ["driver", "driver", "model"]
 
 
-def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
+@pytest.mark.parametrize("by", [KeyboardInterrupt(), Interrupted("llama_decode returned 2")])
+def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch, by):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
-    with pytest.raises(BenchStopped, match="1 of 2 prompts") as caught:
+    monkeypatch.setattr(FakeEngine, "interrupt_by", by)
+    with pytest.raises(BenchStopped, match=r"^interrupted: 1 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.exit_code == 130
     result = caught.value.result
@@ -485,12 +512,22 @@ def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
     assert FakeEngine.last.closed == ["driver", "model"]
 
 
-def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch):
+def test_interrupt_ends_the_rounds_of_both_drivers_before_they_close(settings, monkeypatch):
+    monkeypatch.setattr(loop, "TURN", 4)
+    # Eight rounds of warming up, ddpp, and then both are in the middle of a.
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 8 + 5)
+    with pytest.raises(BenchStopped, match="0 of 2 prompts"):
+        bench(replace(settings, baseline=True))
+    assert FakeEngine.last.closed == ["driver", "driver", "model"]
+
+
+@pytest.mark.parametrize("kind", [DecodeError, InputError])
+def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch, kind):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
-    monkeypatch.setattr(FakeEngine, "interrupt_by", DecodeError("llama_decode: no memory", -3))
+    monkeypatch.setattr(FakeEngine, "interrupt_by", kind("llama_decode: no memory"))
     with pytest.raises(BenchStopped, match="no memory: 1 of 2 prompts") as caught:
         bench(settings)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == {DecodeError: 1, InputError: 2}[kind]
     assert [p["id"] for p in caught.value.result["prompts"]] == ["a"]
 
 
@@ -519,6 +556,20 @@ def test_context_is_what_the_prompts_need(settings, n_ctx, n_predict, expected):
     result = bench(replace(settings, n_ctx=n_ctx, n_predict=n_predict))
     assert FakeEngine.last.drivers[0].n_ctx == expected
     assert result["settings"]["n_ctx"] == expected
+
+
+def test_the_context_holds_all_that_is_needed_and_no_more(settings):
+    # 3 of the prompt, 249 to come, a draft of 2 that goes beyond them, and 2
+    assert run.context_size(replace(settings, n_predict=249), 1024, 3) == 256
+    assert run.context_size(replace(settings, n_predict=250), 1024, 3) == 512
+    # a model that does not say what it was trained for
+    assert run.context_size(settings, 0, 300) == 512
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room(settings):
+    bench(replace(settings, n_ctx=6), [Prompt("a", None, "w " * 5)])
+    with pytest.raises(InputError, match="prompt a has 6 tokens, the context holds 6"):
+        bench(replace(settings, n_ctx=6), [Prompt("a", None, "w " * 6)])
 
 
 def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(settings):
