@@ -68,6 +68,7 @@ def test_the_whole_has_the_order_of_the_run_and_the_facts_of_all(
     parts: tuple[Path, Path], tmp_path: Path
 ) -> None:
     before = [path.read_bytes() for path in parts]
+    mask = _umask()
     for number, order in enumerate((parts, parts[::-1])):
         done = merge_traces(order, tmp_path / f"{number}.trace")
         whole = Trace.load(done.path)
@@ -83,8 +84,8 @@ def test_the_whole_has_the_order_of_the_run_and_the_facts_of_all(
     at_once = written(tmp_path / "once.trace", header(1, 2), *WHOLE)
     assert records(done.path) == records(at_once)
     assert before == [path.read_bytes() for path in parts]
-    mode = 0o666 & ~_umask()
-    assert stat.S_IMODE(done.path.stat().st_mode) == mode
+    assert stat.S_IMODE(done.path.stat().st_mode) == 0o666 & ~mask
+    assert _umask() == mask
 
 
 def _umask() -> int:
@@ -107,6 +108,15 @@ def test_some_of_the_shards_know_which_they_are(tmp_path: Path) -> None:
     paths = [written(tmp_path / f"{i}.trace", header(i), name) for i, name in ((1, "e"), (2, "d"))]
     found = merge_traces(paths, tmp_path / "two.trace").header["prompts"]
     assert found["shard"] == {"numbers": [1, 2], "of": 2, "prompts": 5}
+
+
+def test_costs_are_those_of_the_first_that_has_some(tmp_path: Path) -> None:
+    heads = header(1), header(2, cost=COST), header(3, cost={"n_past": 6})
+    paths = [
+        written(tmp_path / f"{i}.trace", head, name)
+        for i, (head, name) in enumerate(zip(heads, "abc", strict=True))
+    ]
+    assert merge_traces(paths, tmp_path / "all.trace").header["cost"] == COST
 
 
 def refused(tmp_path: Path, words: str, *paths: Path) -> None:
@@ -132,6 +142,7 @@ def test_what_does_not_belong_together(parts: tuple[Path, Path], tmp_path: Path)
             ("n_predict", 9, "settings.n_predict is -1 in the first and 9 in the second"),
             ("every", 2, "settings.every is 1 in the first and 2"),
             ("model", {"sha256": "ac"}, "model.sha256 is 'ab' in the first and 'ac'"),
+            ("prompts", {"shuffle": False}, "settings.shuffle is True in the first and False"),
             ("sampling", {"temp": 1.0}, "settings.temp is null in the first and 1.0"),
         ),
         5,
