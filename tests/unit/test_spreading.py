@@ -142,6 +142,22 @@ def test_prompts_that_cannot_be_run_are_refused_before_anything_runs(
         assert [prompt["id"] for prompt in result["prompts"]] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("latest", [False, True])
+def test_the_template_of_any_chunk_is_recorded(
+    settings: BenchSettings, monkeypatch: pytest.MonkeyPatch, latest: bool
+) -> None:
+    class Talking(BenchWorker):
+        def read(self, prompts: Any, selection: Selection) -> Any:
+            found = super().read(prompts, selection)
+            if "b" in [prompt.id for prompt in prompts]:
+                found = replace(found, settings={**found.settings, "chat_template": "model"})
+            return found
+
+    monkeypatch.setattr(spread, "CHUNK", 1)
+    result = over(settings, HerePool(made(settings, Talking), latest=latest))
+    assert result["settings"]["chat_template"] == "model"
+
+
 def test_another_draft_model_is_another_worker(
     settings: BenchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
