@@ -491,12 +491,27 @@ def listener(text):
     time.sleep(0.3)
     os._exit(1)
 library.on_abort(listener)
-threads = [threading.Thread(target=library._last_words.callback, args=(b"no.",)) for _ in range(4)]
-for thread in threads:
-    thread.start()
+def fail():
+    library._last_words.callback(b"no.")
+    os.abort()
+for _ in range(4):
+    threading.Thread(target=fail).start()
 """
     done = run(code)
     assert (done.returncode, done.stderr) == (1, b"no.")
+
+
+def test_an_assertion_is_told_once_and_not_again_as_the_abort_it_ends_in():
+    code = """
+import os
+from mtpstats import llama
+library = llama.load()
+library.on_abort(lambda text: os.write(2, text.encode()))
+library._last_words.callback(b"no\\x1b.")
+os.abort()
+"""
+    done = run(code)
+    assert (done.returncode, done.stderr) == (-signal.SIGABRT, b"no\\x1b.")
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -512,24 +527,25 @@ def listener(text):
 library.on_abort(listener)
 os.abort()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
-    )
+    done = run(code)
     assert done.stderr == b"SIGABRT"
     # A listener that comes back leaves the process to its fate.
     assert done.returncode == (1 if ends else -signal.SIGABRT)
 
 
-def test_without_a_listener_an_abort_is_what_it_was():
-    code = """
-import os
+@pytest.mark.parametrize("before", ["pass", "faulthandler.enable()"])
+def test_without_a_listener_an_abort_is_what_it_was(before):
+    code = f"""
+import faulthandler, os
 from mtpstats import llama
+{before}
 library = llama.load()
+library.on_abort(print)
 library.on_abort(print)
 library.on_abort(None)
 os.abort()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGABRT, b"", b"")
+    done = run(code)
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, b"")
+    assert done.stderr.startswith(b"Fatal Python error: Aborted") == (before != "pass")
+    assert done.stderr.startswith(b"Fatal") or done.stderr == b""
