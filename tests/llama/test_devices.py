@@ -234,14 +234,17 @@ def test_two_workers_give_the_text_and_the_counts_of_none(rpc: Library) -> None:
 
 def test_a_worker_is_asked_once_and_stays(rpc: Library) -> None:
     code = (
-        "import os, sys; from mtpstats import llama; lib = llama.load()\n"
+        "import os, socket, sys, time; from mtpstats import llama; lib = llama.load()\n"
         "lib.add_rpc_server(sys.argv[1]); lib.add_rpc_server(sys.argv[1])\n"
         "print(*lib.offload_devices(), sum(d.backend == 'RPC' for d in lib.devices()))\n"
-        "os.kill(int(sys.argv[2]), 9); lib.add_rpc_server(sys.argv[1])"
+        "os.kill(int(sys.argv[2]), 9)\n"
+        "while not socket.socket().connect_ex(('127.0.0.1', int(sys.argv[3]))): time.sleep(0.01)\n"
+        "lib.add_rpc_server(sys.argv[1])"
     )
     with workers(rpc, 1) as (one,):
         done = subprocess.run(
-            [sys.executable, "-c", code, one.address, str(one.process.pid)],
+            [sys.executable, "-c", code, one.address, str(one.process.pid),
+             one.address.rpartition(":")[2]],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "RPC0 1\n"), done.stderr
