@@ -92,7 +92,7 @@ BIG, SMALL, NONE = {"CPU": 16.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 
         (({"CPU": 8.0}, {"CPU": 4.0}), Share(), None, (0.0, 4, 3)),
         (({"CPU": 8.0}, {"CPU": 4.0}), Share(), 4, (0.0, 1, 4)),
         ((BIG,), Share(gpus=0), None, (0, 16, 1)),
-        ((BIG, {"object_store_memory": 1.0}), Share(), None, (1.0, 4, 4)),
+        ((BIG, {"object_store_memory": 1.0}, {"GPU": 2.0}), Share(), None, (1.0, 4, 4)),
     ],
 )
 def test_shares(

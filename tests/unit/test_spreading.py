@@ -8,23 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engine import FOUR, FakeEngine, Kept
 from herepool import HerePool
-from test_run import FOUR, FakeEngine, Kept
 
 from mtpstats import loop, run, spread
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.prepare import Selection
 from mtpstats.prompts import Prompt
 from mtpstats.run import BenchSettings, BenchStopped
-from mtpstats.speculate import DraftSettings
 from mtpstats.worker import BenchWorker
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> BenchSettings:
-    model = tmp_path / "m.gguf"
-    model.write_bytes(b"abc")
-    return BenchSettings(model, n_predict=8, draft=DraftSettings(2))
 
 
 def made(settings: BenchSettings, worker: type[BenchWorker] = BenchWorker) -> Callable[[], Any]:
