@@ -166,6 +166,13 @@ def test_nothing_leaks_however_the_collector_comes_by(lib: Library, tiny: Tiny) 
         del kept
         gc.collect()
     model, target, head = open_pair(lib, path)
+    pointers = [one._handle for one in (target, head)]
+    del target, head
+    gc.collect()
+    # The model lives on without them.
+    assert [handle.ptr for handle in pointers] == [None, None]
+    assert not model.closed
+    model, target, head = open_pair(lib, path)
     cycle: list[Any] = [model, target, head]
     cycle.append(cycle)
     pointers = [one._handle for one in (model, target, head)]
