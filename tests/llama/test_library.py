@@ -411,6 +411,7 @@ def test_devices_and_version(lib: Library) -> None:
 def test_leaving_everything_open_ends_cleanly(lib: Library, model_path: Path) -> None:
     code = (
         "from mtpstats.llama import *\n"
+        "import weakref; weakref.finalize(load, int)  # others were there before, and end after\n"
         f"lib = load({str(lib.prefix)!r})\n"
         f"model = Model(lib, {str(model_path)!r})\n"
         "target = Context(model, n_ctx=256, n_threads=1)\n"
@@ -433,6 +434,11 @@ def test_verbose_sees_the_log_and_survives_a_bad_listener(lib: Library, model_pa
 
         lib.verbose(bad)
         Model(lib, model_path).close()
+        seen.clear()
+        lib.verbose(lambda level, line: seen.append((level, line)))
+        lib.verbose(None)
+        Model(lib, model_path).close()
+        assert seen == []
     finally:
         lib.verbose(None)
 
