@@ -101,11 +101,10 @@ class Speculator(Closing):
             )
 
         n_ctx = n_ctx or model.n_ctx_train
-        rows = min(1 + n_max, n_ctx)
-        if n_parallel * rows > n_batch:
+        if n_parallel * (1 + n_max) > n_batch:
             raise InputError(
-                f"n_batch is {n_batch}; {n_parallel} drafts of {rows - 1} tokens and one more each "
-                f"make {n_parallel * rows}: raise --batch-size or draft less"
+                f"n_batch is {n_batch}; {n_parallel} drafts of {n_max} tokens and one more each "
+                f"make {n_parallel * (1 + n_max)}: raise --batch-size or draft less"
             )
         shared = (draft_model or model).kind.heads == "shared"
         probe: Probes | None = prober or (self._forks(draft) if draft else None)
@@ -135,8 +134,7 @@ class Speculator(Closing):
                     **memory.options,
                     beyond_training=True,
                 )
-            capacity = max(target.n_batch, n_parallel * (1 + n_max))
-            self._batch = Batch(capacity)
+            self._batch = Batch(target.n_batch)
             self._recovery = memory.recovery(target, n_parallel, self._batch)
             if draft:
                 own = context(
@@ -148,8 +146,7 @@ class Speculator(Closing):
                     mtp=True,
                     other=target,
                 )
-                capacity = max(capacity, own.n_batch)
-                self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
+                self._head = head_of(own, draft, model.n_vocab, self.collector)
                 if prober is not None:
                     prober.attach(target, self._head, model.n_vocab)
         except BaseException:
@@ -268,7 +265,6 @@ class Speculator(Closing):
                 for text in ended:
                     active.remove(text)
                     free.append(text.seq)
-                    free.sort()
                     result = self._end(text)
                     if on_done is not None:
                         on_done(text.number, result)
@@ -412,7 +408,7 @@ class Speculator(Closing):
         chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
-            if self.collector is not None:
+            if self.collector is not None and not text.failed:
                 self.collector.invalid(text.seq)
             return True
         n_accepted = len(chosen) - 1
@@ -455,15 +451,16 @@ class Speculator(Closing):
 
     def _verify_again(self, text: Text, chosen: list[int]) -> None:
         """Make what was accepted and the target's own token the next draft, as llama.cpp does."""
-        head, result = self._head, text.result
+        head, recovery, result = self._head, self._recovery, text.result
         assert head is not None
+        assert isinstance(recovery, Replay)
         # At the end of the generation the second pass says nothing about the first.
         if self.collector is not None and not self.model.is_eog(chosen[-1]):
             self.collector.verify(text.seq, chosen)
         del result.margins[len(result.tokens) :]
         # llama.cpp pairs the first token of the second pass with the last row of the first.
         text.keep_row(self._target.nextn_address(text.index + len(text.draft)))
-        self._recovery.restore(text)
+        recovery.restore(text)
         head.rewind(text)
         text.draft, text.replays = chosen, True
 
