@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtpstats import reading
 from mtpstats.errors import InputError
 from mtpstats.text import printable
 
@@ -178,8 +179,8 @@ def _listed(value: Any, key: str, where: str) -> Sequence[Any]:
 
 def _parsed(text: Any, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
+        return reading.loads(text, nan=True)
+    except (TypeError, ValueError):
         raise InputError(f"{where}: is not valid JSON") from None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mtpstats import conversation
+from mtpstats import conversation, reading
 from mtpstats.conversation import Conversation
 from mtpstats.errors import InputError
 from mtpstats.reading import MAX_BYTES
@@ -187,14 +187,12 @@ def _check_count(count: int, where: str) -> None:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return reading.loads(text, nan=True)
     except json.JSONDecodeError as error:
         place = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise InputError(f"{where}: not valid JSON: {error.msg}{place}") from None
-    except (ValueError, RecursionError):
-        raise InputError(
-            f"{where}: not usable JSON: nested too deep, or a number too long"
-        ) from None
+    except ValueError as error:
+        raise InputError(f"{where}: not usable JSON: {error}") from None
 
 
 def _from_entries(entries: Iterable[tuple[str, str, Any]], fields: Fields) -> list[Prompt]:

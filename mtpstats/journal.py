@@ -80,8 +80,7 @@ class Journal(Closing):
         else:
             self._compare(self._header, json.loads(json.dumps(header)), prompts)
             self._header = None
-        records, self._records = self._records, {}
-        return records
+        return self._records
 
     def append(self, index: int, record: dict[str, Any]) -> None:
         """See :class:`mtpstats.loop.Keeper`."""

@@ -76,10 +76,9 @@ def difference(first: dict[str, Any], other: dict[str, Any]) -> tuple[str, str, 
 
 
 def _fields(first: dict[str, Any], other: dict[str, Any]) -> Iterable[str]:
-    known = first["model"].get("sha256") is not None and other["model"].get("sha256") is not None
     for key in _MODEL:
-        # the hash says more than the file's name
-        if not (key == "file" and known):
+        # the hash, compared before, says more than the file's name
+        if key != "file" or first["model"].get("sha256") is None:
             yield f"model.{key}"
         yield f"model.draft_model.{key}"
     for key in sorted({*first["settings"], *other["settings"]} - {*_ADDED, _MAY_DIFFER, _SHARD}):
@@ -192,7 +191,7 @@ def merged_environment(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _library(environments: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return what the builds share; two builds of one source may differ in when they were made."""
     libraries = [e["library"] for e in environments]
-    if libraries[0] is None:
+    if not all(libraries):
         return None
     return {
         key: value

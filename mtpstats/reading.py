@@ -73,17 +73,29 @@ def chunks(path: Path, limit: int = MAX_BYTES) -> Iterator[bytes]:
     raise InputError(f"{shown(path)}: larger than {most}, more than can be read; take a part of it")
 
 
-def loads(text: str) -> Any:
+def loads(text: str, *, nan: bool = False) -> Any:
     """Return the JSON, in which no number is infinite or none; ``ValueError`` says what is wrong.
 
-    Python's own reader lets NaN and 1e999 in, and its writer would not let them out again.
+    Python's own reader lets NaN and 1e999 in, and its writer would not let them out again; integers
+    that no float holds have no place in a sum. ``nan`` lets the words NaN and Infinity pass, which
+    other programs write into fields that nobody reads.
     """
     # Asking each of many numbers takes a second.
-    finite = _finite if any(huge.search(text) for huge in _HUGE) else None
+    real, whole = (_finite, _whole) if _may_be_huge(text) else (None, None)
+    word = None if nan else _no_number
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=finite)
+        return json.loads(text, parse_constant=word, parse_float=real, parse_int=whole)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def _may_be_huge(text: str) -> bool:
+    """Whether there could be a number in it that no float holds."""
+    # With an exponent below 100 it has 210 digits in a row, and so a hundred at a round place.
+    rows = range(0, len(text), 100)
+    return any(huge.search(text) for huge in _HUGE) or any(
+        text[i : i + 100].isdigit() for i in rows
+    )
 
 
 def _no_number(name: str) -> None:
@@ -95,6 +107,11 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is too large")
     return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

@@ -71,6 +71,7 @@ RUN: dict[str, Any] = {
         "devices": list,
         "source?": ({"kind": str, "files": [str], "notes": [str]}, None),
         "merged?": [{"time": (str, None)}],
+        "set_aside?": [{"id": str, "why": str}],
     },
     "model": {**_MODEL, "draft_model?": _MODEL},
     "settings": {

@@ -20,6 +20,19 @@ from mtpstats.tracefile import SAME, TraceReader, check_new
 BLOCK: Final = 1 << 24
 START: Final = b'{"schema": "mtpstats.trace/'
 
+# What results.check() takes: what is made one of a header, and of a prompt's line.
+_SETTINGS: Final = results.RUN["settings"]
+_HEADER: Final = {
+    "environment?": results.RUN["environment"],
+    "settings?": {"n_ctx?": (int, None)},
+    "prompts?": {key: _SETTINGS[key] for key in ("shard?", "chat_prompts?")},
+    "set_aside?": results.RUN["environment"]["set_aside?"],
+}
+_LINE: Final = {
+    "id": str,
+    "facts?": ({"prompt_sha256?": (str, None), "index?": (int, None)}, None),
+}
+
 
 @dataclass(frozen=True)
 class MergedTrace:
@@ -71,20 +84,22 @@ def merge_traces(paths: Sequence[Path], output: Path) -> MergedTrace:
         files, headers = [], []
         records: dict[str, _Record] = {}
         for number, path in enumerate(paths):
+            where = printable(str(path))
             try:
                 file = stack.enter_context(reading.open_regular(path))
             except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-                where = printable(str(path))
                 reason = getattr(error, "strerror", None) or error
                 raise InputError(f"{where}: cannot be read: {reason}") from None
-            reader = TraceReader(file, printable(str(path)))
+            reader = TraceReader(file, where)
             headers.append(reader.header())
+            results.check(headers[-1], _HEADER, where, "")
             _refuse_unlike(paths[0], headers[0], path, headers[-1])
             begin = reader.end
             for line in reader.records():
+                results.check(line, _LINE, f"{where}, byte {begin}", "")
                 facts = line.get("facts") or {}
                 record = _Record(
-                    str(line.get("id")), facts.get("prompt_sha256"), facts.get("index"),
+                    line["id"], facts.get("prompt_sha256"), facts.get("index"),
                     number, begin, reader.end,
                 )  # fmt: skip
                 if record.name in records:
@@ -180,6 +195,8 @@ def _header(headers: Sequence[dict[str, Any]], counts: Sequence[int]) -> dict[st
     costs = [header["cost"] for header in headers if header.get("cost")]
     if costs:
         merged["cost"] = costs[0]
+    if any("set_aside" in header for header in headers):
+        merged["set_aside"] = [one for h in headers for one in h.get("set_aside", ())]
     pairs = list(zip(headers, counts, strict=True))
     prompts = merge.merged_settings([{"n_prompts": n, **h.get("prompts", {})} for h, n in pairs])
     merged["prompts"] = {k: v for k, v in prompts.items() if k not in ("n_prompts", "n_ctx")}

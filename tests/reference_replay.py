@@ -106,7 +106,8 @@ class Result:
     lengths: Counter[int] = field(default_factory=Counter)
 
 
-Propose = Callable[[Text, int, Callable[[int], tuple[int, str]]], Draft]
+Limit = Callable[..., tuple[int, str]]  # of a depth: (how much of it is left, why)
+Propose = Callable[[Text, int, Limit], Draft]
 
 
 def simulate(
@@ -125,7 +126,7 @@ def simulate(
             root = text.first + r * text.every
             known = root < text.eog if text.eog is not None else root + len(text.rank[0]) < text.n
             if known and (n_predict < 0 or root - text.first <= n_predict):
-                draft = propose(text, r, lambda depth: (depth, "n_max"))
+                draft = propose(text, r, lambda depth, budget=True: (depth, "n_max"))
                 result.tokens += verify(text, r, draft, result, "n_max", uniform)[0]
         return result
     r = 0
@@ -139,10 +140,10 @@ def simulate(
         if r >= len(text.rank):
             break
 
-        def limit(depth: int, r: int = r) -> tuple[int, str]:
+        def limit(depth: int, r: int = r, budget: bool = True) -> tuple[int, str]:
             reason = "n_max"
             left = n_predict - r - 1
-            if n_predict >= 0 and 0 < left < depth:
+            if budget and n_predict >= 0 and 0 < left < depth:
                 depth, reason = left, "budget"
             if n_ctx is not None and n_ctx - 2 - text.first - r < depth:
                 depth, reason = max(0, n_ctx - 2 - text.first - r), "context"
@@ -246,13 +247,11 @@ def chain(
 
     uncut = {(1,) * (i + 1) for i in range(n_max)}
 
-    def propose(text: Text, r: int, limit: Callable[[int], tuple[int, str]]) -> Draft:
+    def propose(text: Text, r: int, limit: Limit) -> Draft:
         most, _ = limit(n_max)
         # a draft is judged by n_min before it is cut; the context leaves one token more
         steps = 0 if most == 0 else max(most, n_min)
-        room = limit(10**6)
-        if room[1] == "context":
-            steps = min(steps, room[0] + 1)
+        steps = min(steps, limit(10**6, budget=False)[0] + 1)
         stop = next((d for d in range(steps) if p_min and text.p_min_p[r][d] < p_min), None)
         drafted = steps if stop is None else stop
         widths = [1] * (drafted + (stop is not None))
@@ -274,7 +273,7 @@ def tree(paths: set[tuple[int, ...]]) -> Propose:
     """The same tree everywhere, its depth cut by the limits."""
     whole = max((len(p) for p in paths), default=0)
 
-    def propose(text: Text, r: int, limit: Callable[[int], tuple[int, str]]) -> Draft:
+    def propose(text: Text, r: int, limit: Limit) -> Draft:
         depth, _ = limit(whole)
         kept = {p for p in paths if len(p) <= depth}
         widths = [len({p[:-1] for p in kept if len(p) == step + 1}) for step in range(depth)]
@@ -286,7 +285,7 @@ def tree(paths: set[tuple[int, ...]]) -> Propose:
 def grown(n_nodes: int, depth: int, width: int, delta: float | None = None) -> Propose:
     """OPT-Tree with a delta, EAGLE-2 without one: everything sorted anew after every step."""
 
-    def propose(text: Text, r: int, limit: Callable[[int], tuple[int, str]]) -> Draft:
+    def propose(text: Text, r: int, limit: Limit) -> Draft:
         most, _ = limit(depth)
         said = text.beams[r]
         ranks = 8 if delta is not None else width

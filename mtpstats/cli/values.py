@@ -143,11 +143,11 @@ def share(value: str) -> float:
 
 def json_object(value: str | dict[str, Any]) -> dict[str, Any]:
     """Read a JSON object."""
-    import json
+    from mtpstats import reading
 
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        found = reading.loads(value) if isinstance(value, str) else value
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise click.BadParameter(f"{value!r} is not a JSON object such as '{{\"key\": true}}'.")

@@ -14,7 +14,7 @@ from mtpstats.errors import LibraryNotFound
 from mtpstats.llama import Library, Model, load
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-# OpenMP's threads wait for each other in a loop: several times as long on a busy machine.
+# OpenMP's threads wait for each other in a loop; on a busy machine that takes several times longer.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tinymodels

@@ -232,6 +232,31 @@ def test_two_workers_give_the_text_and_the_counts_of_none(rpc: Library) -> None:
         assert "does not support split buffers" in refused(*rpc_both, "-sm", "row")
 
 
+def test_a_worker_is_asked_once_and_stays(rpc: Library) -> None:
+    code = (
+        "import os, socket, sys, time; from mtpstats import llama; lib = llama.load()\n"
+        "lib.add_rpc_server(sys.argv[1]); lib.add_rpc_server(sys.argv[1])\n"
+        "print(*lib.offload_devices(), sum(d.backend == 'RPC' for d in lib.devices()))\n"
+        "os.kill(int(sys.argv[2]), 9)\n"
+        "while not socket.socket().connect_ex(('127.0.0.1', int(sys.argv[3]))): time.sleep(0.01)\n"
+        "lib.add_rpc_server(sys.argv[1])"
+    )
+    with workers(rpc, 1) as (one,):
+        done = subprocess.run(
+            [sys.executable, "-c", code, one.address, str(one.process.pid),
+             one.address.rpartition(":")[2]],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "RPC0 1\n"), done.stderr
+
+
+def test_a_worker_without_a_device(rpc: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtpstats.llama.placement.check_server", lambda *_: None)
+    monkeypatch.setattr("mtpstats.llama.library.ADD_SERVER", lambda _address: lambda _server: None)
+    with pytest.raises(InputError, match="RPC server somewhere:1 has no device"):
+        rpc.add_rpc_server("somewhere:1")
+
+
 def test_a_worker_that_dies_takes_nothing_that_was_measured(rpc: Library, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with workers(rpc) as (one, two):

@@ -166,6 +166,13 @@ def test_nothing_leaks_however_the_collector_comes_by(lib: Library, tiny: Tiny) 
         del kept
         gc.collect()
     model, target, head = open_pair(lib, path)
+    pointers = [one._handle for one in (target, head)]
+    del target, head
+    gc.collect()
+    # The model lives on without them.
+    assert [handle.ptr for handle in pointers] == [None, None]
+    assert not model.closed
+    model, target, head = open_pair(lib, path)
     cycle: list[Any] = [model, target, head]
     cycle.append(cycle)
     pointers = [one._handle for one in (model, target, head)]
@@ -199,14 +206,16 @@ def test_default_threads_are_physical_cores() -> None:
     assert 1 <= default_threads() <= 512
 
 
-def test_ctrl_c_during_a_logged_load_is_not_lost(lib: Library, tiny: Tiny) -> None:
+@pytest.mark.parametrize("begun", ["Model(lib, path)", "Context(model, n_threads=1)"])
+def test_ctrl_c_during_a_logged_load_is_not_lost(lib: Library, tiny: Tiny, begun: str) -> None:
     code = (
         "import os, signal, sys\n"
         "from mtpstats.llama import *\n"
-        f"lib = load({str(lib.prefix)!r})\n"
+        f"lib, path = load({str(lib.prefix)!r}), {str(tiny('qwen35'))!r}\n"
+        "model = Model(lib, path)\n"
         "lib.verbose(lambda level, line: os.kill(os.getpid(), signal.SIGINT))\n"
         "try:\n"
-        f"    Model(lib, {str(tiny('qwen35'))!r})\n"
+        f"    {begun}\n"
         "    import time; time.sleep(1)\n"
         "except KeyboardInterrupt:\n"
         "    lib.verbose(None)\n"

@@ -224,6 +224,9 @@ def test_the_head_drafts_from_token_and_row(either: Model) -> None:
         Context(either, mtp=True, other=target, **EXACT) as head,
     ):
         assert (head.rollback, head.shares_memory) == ("any", False)
+        for context, block in ((head, 1), (head, -1), (target, 0)):
+            with pytest.raises(InputError, match=f"no NextN block {block} of 1 here"):
+                context.set_nextn_layer_offset(block)
         batch = Batch(8)
         batch.extend(ids, 0, outputs="last")
         target.decode(batch)

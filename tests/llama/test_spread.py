@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from herepool import HerePool
 
 from mtpstats import cli, run, spread
-from mtpstats.dispatch import WorkerDied
-from mtpstats.errors import InputError
+from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.prompts import Prompt
-from mtpstats.record import RecordSettings, run_of
+from mtpstats.record import RecordSettings, RecordStopped, run_of
 from mtpstats.run import BenchSettings, builtin_model
 from mtpstats.speculate import Sampling
-from mtpstats.trace import Trace
-from mtpstats.worker import BenchWorker, RecordWorker, Worker
+from mtpstats.trace import Trace, TracedPrompt
+from mtpstats.worker import BenchWorker, RecordWorker
 
 COMMAND = [sys.executable, "-m", "mtpstats"]
 WORKERS = ["--ray", "local", "--workers", "2", "--cpus-per-worker", "1"]
@@ -132,34 +132,6 @@ def test_a_random_seed_and_shards_do_not_go_together(capsys: pytest.CaptureFixtu
 # ---- workers in this process
 
 
-class HerePool:
-    """Workers that are objects; whoever is given ``deadly`` prompts dies."""
-
-    def __init__(self, make: Callable[[], Worker], deadly: Sequence[str]) -> None:
-        self.make, self.deadly = make, deadly
-        self.calls: list[tuple[Worker, str, Sequence[Any]]] = []
-
-    def start(self) -> Worker:
-        return self.make()
-
-    def call(self, worker: Worker, method: str, args: Sequence[Any]) -> int:
-        self.calls.append((worker, method, args))
-        return len(self.calls) - 1
-
-    def wait(self, tickets: Sequence[int], timeout: float) -> list[int]:
-        return [min(tickets)]
-
-    def result(self, ticket: int) -> Any:
-        worker, method, args = self.calls[ticket]
-        if method == "run" and any(prompt.id in self.deadly for prompt in args[0]):
-            worker.close()
-            raise WorkerDied("SIGSEGV")
-        return getattr(worker, method)(*args)
-
-    def kill(self, worker: Worker) -> None:
-        worker.close()
-
-
 PROMPTS = [Prompt(name, None, f"def {name}(x):\n    ") for name in ("one", "two", "three", "four")]
 RUN = BenchSettings(
     builtin_model(), n_predict=12, n_threads=1, sampling=Sampling(temp=0.7, seed=3), n_parallel=2
@@ -196,6 +168,14 @@ def test_a_prompt_that_kills_is_named_in_a_trace_until_it_no_longer_does(tmp_pat
     assert found.header["set_aside"] == [{"id": "two", "why": "SIGSEGV"}]
     assert sorted(prompt.id for prompt in found.prompts) == ["four", "one", "three"]
     settings = replace(settings, resume=True)
+
+    class Failing(RecordWorker):
+        def run(self, prompts: Sequence[Prompt]) -> list[TracedPrompt]:
+            raise MtpStatsError("no memory")
+
+    with pytest.raises(RecordStopped, match="no memory: 3 of 4 prompts") as stopped:
+        spread.record(settings, PROMPTS, path, HerePool(partial(Failing, settings)), 1)
+    assert (stopped.value.exit_code, stopped.value.n_done) == (1, 3)
     pool = HerePool(partial(RecordWorker, settings), [])
     done = spread.record(settings, PROMPTS, path, pool, 1)
     assert (done.n_before, done.n_done, done.set_aside) == (3, 1, ())

@@ -15,7 +15,7 @@ import pytest
 from sessions import EXACT, Tiny, fresh, run, tokens
 
 from mtpstats import _core
-from mtpstats.errors import Interrupted
+from mtpstats.errors import InputError, Interrupted
 from mtpstats.llama import Batch, Context, Model
 from mtpstats.speculate import DraftSettings, Generation, Speculator
 
@@ -44,12 +44,19 @@ def stops_after(context: Context, nodes: int) -> Iterator[None]:
 def test_a_stopped_decode_leaves_a_memory_that_can_go_on(either: Model, nodes: int) -> None:
     ids = tokens(40)
     with Context(either, **EXACT, n_ubatch=16) as context:
-        run(context, ids[:10])
+        batch = Batch(10)
+        batch.extend(ids[:10], 0, outputs="all")
+        context.decode(batch)
+        context.logits(9)
         batch = Batch(30)
         batch.extend(ids[10:], 10, outputs="last")
         with stops_after(context, nodes), pytest.raises(Interrupted) as raised:
             context.decode(batch)
         assert raised.value.code == 2
+        # What stands there is of no use, nor what stood there before.
+        for token in (9, 29):
+            with pytest.raises(InputError, match=f"no logits for token {token} of the last batch"):
+                context.logits(token)
         kept = context.seq_pos_max(0) + 1
         # Recurrent state may be that of any token: nothing of it can be used.
         assert kept == (0 if either.is_hybrid else 10)
@@ -76,8 +83,8 @@ def test_later_ubatches_are_lost_and_earlier_ones_kept(attention: Model) -> None
         np.testing.assert_allclose(run(context, ids[16:], 16), fresh(attention, ids), atol=1e-4)
 
 
-def test_when_a_stop_is_asked_for_nothing_is_decoded(attention: Model) -> None:
-    with Context(attention, **EXACT) as context:
+def test_when_a_stop_is_asked_for_nothing_is_decoded(either: Model) -> None:
+    with Context(either, **EXACT) as context:
         run(context, tokens(4))
         _core.stop(True)
         try:

@@ -4,6 +4,8 @@ import pytest
 from commands import FAKE
 
 from mtpstats import run
+from mtpstats.run import BenchSettings
+from mtpstats.speculate import DraftSettings
 
 
 @pytest.fixture
@@ -17,3 +19,11 @@ def bench(monkeypatch):
 
     monkeypatch.setattr(run, "bench", fake)
     return calls
+
+
+@pytest.fixture
+def settings(tmp_path) -> BenchSettings:
+    """A run of a model that a stand-in engine takes for one."""
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"abc")
+    return BenchSettings(model, n_predict=8, draft=DraftSettings(2))

@@ -94,11 +94,13 @@ def test_setup_that_comes_later_reaches_every_worker_before_its_next_task() -> N
         return doubled(worker, method, args)
 
     pool = FakePool(answer)
-    dispatcher, _, _ = made(pool)
+    dispatcher, ready, _ = made(pool)
     assert dispatcher.first("facts") in (0, 1)
     dispatcher.extend(("open", (5,)))
-    list(dispatcher.run(tasks("a", "b", "c", "d")))
+    done = [given for _, given in dispatcher.run(tasks("a", "b", "c", "d"))]
+    assert sorted(chain(*done)) == ["aa", "bb", "cc", "dd"]
     assert len(pool.started) == 3  # one died and was replaced
+    assert sorted(facts for _, facts in ready) == [0, 1, 2]
     for worker in pool.started:
         called = [method for who, method, _ in pool.calls if who == worker and method != "facts"]
         assert called[:3] == ["load", "open", "run"]
@@ -138,6 +140,46 @@ def test_a_worker_that_dies_by_itself_costs_no_prompt() -> None:
     assert (dispatcher.set_aside, dispatcher.n_died) == ([], 1)
 
 
+def test_the_last_task_of_the_only_worker_is_not_lost_with_it() -> None:
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if method == "run" and "k" in args[0]:
+            return DIES
+        return doubled(worker, method, args)
+
+    dispatcher, _, _ = made(FakePool(answer), 1)
+    done = [given for _, given in dispatcher.run(tasks("a", "kb"))]
+    # Nothing else is left when k dies again, and b is still to come.
+    assert sorted(chain(*done)) == ["aa", "bb"]
+    assert dispatcher.set_aside == [("k", "killed by a test")]
+
+
+def test_deaths_between_which_work_is_done_are_no_reason_to_end() -> None:
+    died: list[str] = []
+
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if method == "run" and args[0][0].isupper() and args[0][0] not in died:
+            died.append(args[0][0])
+            return DIES
+        return doubled(worker, method, args)
+
+    dispatcher, _, notes = made(FakePool(answer), 1)
+    names = "AbCdEfGhIjKlMnOpQrStUvWxYz"
+    done = [given for _, given in dispatcher.run(tasks(*names))]
+    assert sorted(chain(*done)) == sorted(name * 2 for name in names)
+    assert len(notes) == dispatcher.n_died == 13  # ten one after another would have been too many
+
+
+def test_a_start_that_fails_now_and_then_costs_no_worker() -> None:
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if worker == 1 and method == "run":
+            return DIES
+        return DIES if worker in (0, 2) else doubled(worker, method, args)
+
+    dispatcher, _, _ = made(FakePool(answer), 1)
+    assert [given for _, given in dispatcher.run(tasks("a"))] == [["aa"]]
+    assert dispatcher.n_died == 3
+
+
 def test_workers_that_cannot_start_end_the_run() -> None:
     pool = FakePool(lambda *_: DIES)
     dispatcher, _, notes = made(pool)
@@ -147,11 +189,72 @@ def test_workers_that_cannot_start_end_the_run() -> None:
     assert notes[0] == "worker 1 died while it started: killed by a test"
 
 
+def test_a_start_is_over_when_all_of_the_setup_is_done() -> None:
+    pool = FakePool(lambda w, m, a: DIES if m == "open" else w)
+    dispatcher, _, _ = made(pool, 1)
+    assert dispatcher.first("facts") == 0
+    dispatcher.extend(("open", ()))
+    with pytest.raises(MtpStatsError, match="no worker is left"):
+        list(dispatcher.run(tasks("a")))
+    assert len(pool.started) == 3  # the first one had started before
+
+
+def test_whoever_waits_is_told_that_time_goes_on() -> None:
+    ticks: list[int] = []
+    dispatcher = Dispatcher(
+        FakePool(doubled), 1, [("load", ())], on_ready=lambda *_: None, on_note=lambda _: None,
+        on_tick=lambda: ticks.append(1),
+    )  # fmt: skip
+    list(dispatcher.run(tasks("a")))
+    assert ticks
+
+
 def test_deaths_without_end_end_the_run() -> None:
     pool = FakePool(lambda w, m, a: DIES if m == "run" else doubled(w, m, a))
-    dispatcher, _, _ = made(pool)
+    dispatcher, _, notes = made(pool)
     with pytest.raises(MtpStatsError, match="12 workers died one after another"):
         list(dispatcher.run(tasks(*"abcdefghijkl")))
+    assert len(notes) == 12
+
+
+def test_what_every_item_needs_goes_with_each_of_them_again() -> None:
+    died: list[int] = []
+
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if method == "run" and not died:
+            died.append(worker)
+            return DIES
+        return doubled(worker, method, args)
+
+    pool = FakePool(answer)
+    dispatcher, _, _ = made(pool)
+    list(dispatcher.run([Task("run", ("a", "b"), (5,))]))
+    calls = [args for _, method, args in pool.calls if method == "run"]
+    assert calls == [(["a", "b"], 5), (["a"], 5), (["b"], 5)]
+
+
+def test_a_task_in_one_piece_is_tried_again_as_it_was_and_ends_the_run_the_second_time() -> None:
+    deaths: list[int] = []
+
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if method == "read" and len(deaths) < n_deaths:
+            deaths.append(worker)
+            return DIES
+        return [method, *args]
+
+    task = Task("read", (7,), ("chunk", "how"))
+    n_deaths = 1
+    dispatcher, _, _ = made(FakePool(answer))
+    assert list(dispatcher.run([task], whole=True)) == [(task, ["read", "chunk", "how"])]
+    deaths.clear()
+    dispatcher, _, notes = made(FakePool(answer), 1)
+    assert dispatcher.first("read", 5) == ["read", 5]
+    assert notes == ["worker 1 died in read: killed by a test"]
+    deaths.clear()
+    n_deaths = 2
+    dispatcher, _, _ = made(FakePool(answer))
+    with pytest.raises(MtpStatsError, match="read of 7 killed 2 workers: killed by a test"):
+        list(dispatcher.run([task], whole=True))
 
 
 def test_errors_of_a_worker_end_the_run() -> None:

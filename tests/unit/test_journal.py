@@ -1,19 +1,20 @@
-"""The journal of a run, and files that are appended to: what is in them whatever happens."""
+"""The journal of a run: what is in it whatever happens."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtpstats.appending import AppendFile, Removed, seal, unsealed
+from mtpstats import journal as journals
+from mtpstats.appending import seal, unsealed
 from mtpstats.errors import InputError
 from mtpstats.journal import SCHEMA, Journal
 from mtpstats.prompts import Prompt
@@ -221,9 +222,23 @@ def test_a_directory_and_a_pipe_are_no_journal(output: Path) -> None:
         with pytest.raises(InputError, match="cannot be opened: Is a directory"):
             Journal(output, resume)
     part(output).rmdir()
+    part(output).symlink_to("nowhere")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="cannot be opened: No such file"):
+            Journal(output, resume)
+    part(output).unlink()
     os.mkfifo(part(output))
     with pytest.raises(InputError, match="not a regular file"):
         Journal(output, True)
+
+
+def test_a_line_that_is_too_long_is_damage_and_not_what_a_crash_left(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = written(output, 0, 1)
+    monkeypatch.setattr(journals, "MAX_LINE", len(whole) - 2)
+    part(output).write_bytes(whole + b"9" * len(whole))
+    refused(output, "damaged: a line does not end")
 
 
 # ---- another run
@@ -407,51 +422,14 @@ def test_a_run_goes_on_without_a_journal_that_cannot_be_put_back(tmp_path: Path)
         journal.remove()
 
 
-@pytest.fixture
-def appended(tmp_path: Path) -> Iterator[tuple[AppendFile, Path]]:
-    path = tmp_path / "x"
-    with AppendFile(path, new=True) as file:
-        file.append(b"one")
-        yield file, path
+def test_a_file_system_without_locks_will_do(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_file: object, _how: int) -> None:
+        raise OSError(37, "No locks available")
 
-
-def test_another_file_in_its_place_is_not_touched(appended: tuple[AppendFile, Path]) -> None:
-    file, path = appended
-    path.unlink()
-    path.write_bytes(b"mine")
-    with pytest.raises(Removed, match="cannot be put back: File exists"):
-        file.append(b"two")
-    assert (path.read_bytes(), file.end) == (b"mine", 0)
-
-
-def test_a_disk_too_full_to_put_it_back_leaves_no_half(
-    appended: tuple[AppendFile, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, path = appended
-    path.unlink()
-    synced: list[int] = []
-
-    def full(descriptor: int) -> None:
-        synced.append(descriptor)
-        if len(synced) == 2:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Removed, match="cannot be put back: No space left on device"):
-        file.append(b"two")
-    assert not path.exists()
-
-
-def test_a_seal_covers_all_of_its_line() -> None:
-    line = seal({"a": [1, None, "\u00e9\n"], "b": 0.1})
-    assert line.isascii()
-    assert line.count(b"\n") == 1
-    assert unsealed(line) == {"a": [1, None, "\u00e9\n"], "b": 0.1}
-    for at in range(len(line)):
-        damaged = bytearray(line)
-        damaged[at] ^= 4
-        with suppress(ValueError):
-            assert unsealed(bytes(damaged)) is None
+    monkeypatch.setattr(fcntl, "flock", none)
+    written(output, 0)
+    with Journal(output, resume=True) as journal:
+        assert journal.begin(RUN, PROMPTS) == {0: RECORDS[0]}
 
 
 def test_an_interruption_while_the_disk_is_waited_for_loses_nothing(

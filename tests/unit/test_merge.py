@@ -72,6 +72,7 @@ def test_order_and_grouping_do_not_matter():
         ("model.sha256", "ab"),
         ("model.file", "other.gguf"),
         ("model.quantisation", "Q4_0"),
+        ("model.draft_model.sha256", "ab"),
         ("settings.n_max", 3),
         ("settings.temp", 0.7),
         ("settings.seed", 1),
@@ -109,6 +110,13 @@ def test_a_prompt_that_occurs_twice_is_refused():
     three["prompts"][0]["prompt_sha256"] = "1" * 64
     with pytest.raises(InputError, match=r"with another text: give the prompts of each shard"):
         merged(one, two, three)
+    two["prompts"][0] |= {"id": "p-2", "prompt_sha256": None}
+    three["prompts"][0] = {**two["prompts"][0], "tokens": 99}
+    with pytest.raises(InputError, match=r"p-2 is in .*, of sources with one name: rename one"):
+        merged(one, two, three)
+    three["prompts"][0] = copy.deepcopy(two["prompts"][0])
+    with pytest.raises(InputError, match=r"p-2 is in .*, it would count twice"):
+        merged(one, two, three)
     with pytest.raises(InputError, match="at least two"):
         merged(one)
 
@@ -129,6 +137,44 @@ def test_what_one_shard_does_not_know_the_whole_does_not():
     assert result["total"]["positions"]["rank"] is None
     assert result["total"]["positions"]["miss"][:3] == [0, 2, 0]
     assert result["settings"]["n_prompts"] is None
+
+
+def test_what_shards_know_of_their_workers_and_dead():
+    one, two, three = shards()
+    dead = [{"id": name, "why": "SIGSEGV"} for name in ("q", "r")]
+    one["environment"] |= {"set_aside": [dead[1]], "workers": {"number": 2}}
+    two["environment"] |= {"set_aside": [dead[0]], "workers": {"number": 2}}
+    environment = merged(one, two)["environment"]
+    assert environment["set_aside"] == dead
+    assert "workers" not in environment
+    three["environment"]["set_aside"] = [dead[0]]
+    assert merged(three, one, two)["environment"]["set_aside"] == [dead[0], *dead]
+    two["environment"]["set_aside"] = [5]
+    with pytest.raises(InputError, match=r"environment.set_aside\[0\] is 5"):
+        results.validate(two, "two")
+
+
+def test_a_library_that_only_one_shard_knows():
+    one, two, _ = shards()
+    one["environment"]["library"], two["environment"]["library"] = {"built": "x"}, None
+    assert merged(one, two)["environment"]["library"] is None
+    assert merged(two, one)["environment"]["library"] is None
+
+
+def test_shards_of_different_runs_are_refused():
+    one, two, _ = shards()
+    one["settings"]["shard"] = {"numbers": [1], "of": 2, "prompts": 4}
+    for key, value in (("of", 3), ("prompts", 5)):
+        two["settings"]["shard"] = {"numbers": [2], "of": 2, "prompts": 4, key: value}
+        with pytest.raises(InputError, match=f"settings.shard.{key} is "):
+            merged(one, two)
+
+
+def test_ids_with_numbers_are_in_the_order_of_the_numbers():
+    parts = shards()
+    for part, name in zip(parts, ("p-010", "p-9", "p-08"), strict=True):
+        part["prompts"] = [{**part["prompts"][0], "id": name}]
+    assert [p["id"] for p in merged(*parts)["prompts"]] == ["p-08", "p-9", "p-010"]
 
 
 def test_ids_with_huge_numbers_have_an_order():

@@ -2,171 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
+from fake_engine import PROMPTS, FakeDriver, FakeEngine, bench
 
 from mtpstats import loop, run
 from mtpstats import result as results
-from mtpstats.errors import DecodeError, InputError, ModelError, MtpStatsError
+from mtpstats.errors import DecodeError, InputError, Interrupted, ModelError
 from mtpstats.llama import Placement
 from mtpstats.prompts import Prompt
-from mtpstats.run import BenchSettings, BenchStopped, Progress
-from mtpstats.speculate import DraftSettings, Generation, Sampling, Seconds
-
-PROMPTS = [Prompt("a", "code", "one two"), Prompt("b", None, "three four five")]
-
-
-class FakeDriver:
-    """Generates ``n_predict`` tokens 7; to the collector: 7 accepted, then 5 instead of 7.
-
-    Texts run ``n_parallel`` at a time, two tokens each a round. A round is logged in ``rounds``.
-    """
-
-    def __init__(self, engine, draft, n_ctx, collector):
-        self.engine = engine
-        self.draft = draft
-        self.n_ctx = n_ctx
-        self.n_max = min(draft.n_max, engine.n_heads) if draft else 0
-        self.collector = collector if collector and collector.enabled else None
-        self.name = "plain" if draft is None else "draft"
-        self.open = 0
-
-    def rounds(self, prompts, n_predict, *, on_text=None, on_done=None):
-        engine = self.engine
-        engine.calls.append((self.name, [len(prompt) for prompt in prompts], n_predict))
-        waiting = [Text(number, self.collector) for number in range(len(prompts))]
-        active, free = [], list(range(engine.settings.n_parallel))
-        self.open += 1
-        try:
-            while waiting or active:
-                while waiting and free:
-                    active.append(waiting.pop(0))
-                    active[-1].begin(free.pop())
-                engine.rounds.append((self.name, [text.number for text in active]))
-                if len(engine.rounds) == engine.interrupt_at:
-                    raise engine.interrupt_by
-                made = 2 * len(active)
-                for text in list(active):
-                    text.round(on_text)
-                    if text.n == engine.lengths.get(text.number, n_predict if n_predict > 0 else 4):
-                        active.remove(text)
-                        free.append(text.seq)
-                        result = self.generation(text)
-                        if on_done:
-                            on_done(text.number, result)
-                yield made
-        finally:
-            self.open -= 1
-
-    def generation(self, text):
-        n, drafts = text.n, self.draft is not None
-        if self.collector:
-            self.collector.finish(text.seq, 10 + n, 5)
-        return Generation(
-            tokens=[7] * n if drafts else [7] * (n - 1) + [self.engine.last_plain],
-            text=b"x\xff" * (n // 2),
-            verifications=[(2, 1)] * (n // 2),
-            margins=[0.001, 1.0] * (n // 2),
-            stop="n_predict",
-            seconds=Seconds(0.25, 1.0 if drafts else 0.5, 0.5 if drafts else 0.0, 0.125),
-            snapshot=self.collector.take(text.seq) if self.collector else None,
-        )
-
-    def close(self):
-        assert not self.open, "closed in the middle of a round"
-        self.engine.closed.append("driver")
-
-
-class Text:
-    def __init__(self, number, collector):
-        self.number, self.collector = number, collector
-        self.n = 0
-
-    def begin(self, seq):
-        self.seq = seq
-        if self.collector:
-            self.collector.begin(seq)
-
-    def round(self, on_text):
-        if self.collector:
-            self.collector.draft(self.seq, 10 + self.n, 5)
-            self.collector.candidates(self.seq, 0, ROW)
-            self.collector.candidates(self.seq, 1, ROW)
-            self.collector.verify(self.seq, [7, 7])
-        self.n += 2
-        if on_text:
-            on_text(self.number, b"x\xff")
-
-
-def row():
-    import array
-
-    values = array.array("f", [0.0] * 12)
-    values[7] = 5.0
-    return values
-
-
-ROW = row()
-
-
-class FakeEngine:
-    last = None
-    interrupt_at = None
-    interrupt_by = KeyboardInterrupt()
-    n_ctx_train = 512
-    last_plain = 7
-    n_heads = 99
-    lengths: ClassVar = {}
-    draft_files = ()
-
-    def __init__(self, settings, tell, on_log, on_abort):
-        self.settings = settings
-        self.on_abort = on_abort
-        self.calls = []
-        self.rounds = []
-        self.closed = []
-        self.drivers = []
-        self.files = [settings.model]
-        self.n_threads = settings.n_threads or 4
-        FakeEngine.last = self
-        tell(Progress("loading the model", 50, 100, "%"))
-
-    def environment(self, command):
-        return results.environment({"version": "0"}, [], command)
-
-    def model(self):
-        return {
-            "file": "m.gguf",
-            "size": 1,
-            "sha256": None,
-            "architecture": "qwen35",
-            "parameters": 1,
-            "vocabulary": 12,
-            "nextn_blocks": 1,
-            "quantisation": "F16",
-        }
-
-    def tokenize(self, text):
-        return list(range(len(text.split())))
-
-    def driver(self, draft, n_ctx, collector):
-        self.drivers.append(FakeDriver(self, draft, n_ctx or self.n_ctx_train, collector))
-        return self.drivers[-1]
-
-    def close(self):
-        self.closed.append("model")
-
-
-@pytest.fixture
-def settings(tmp_path) -> BenchSettings:
-    model = tmp_path / "m.gguf"
-    model.write_bytes(b"abc")
-    return BenchSettings(model, n_predict=8, draft=DraftSettings(2))
-
-
-def bench(settings, prompts=PROMPTS, engine=FakeEngine, **hooks):
-    return run.bench(settings, prompts, engine=engine, **hooks)
+from mtpstats.run import BenchStopped, Progress
+from mtpstats.speculate import DraftSettings, Generation, Sampling
 
 
 def test_every_prompt_is_run_once_after_a_warm_up(settings):
@@ -231,6 +78,19 @@ def test_a_text_that_differs_from_plain_decoding_is_noticed(settings, monkeypatc
     monkeypatch.setattr(FakeEngine, "last_plain", 6)
     result = bench(replace(settings, baseline=True))
     assert [p["baseline"]["same_text"] for p in result["prompts"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "plain", "same"),
+    [
+        ([1, 2, 3], [1, 2], True),  # the last verification gave more than was asked for
+        ([1, 2], [1, 2, 3], True),
+        ([1, 3, 3], [1, 2], False),
+    ],
+)
+def test_texts_are_the_same_as_far_as_both_go(drafted, plain, same):
+    found = loop._baseline(Generation(tokens=drafted), Generation(tokens=plain))
+    assert (found["same_text"], found["tokens"]) == (same, len(plain))
 
 
 def test_no_stats_means_null(settings):
@@ -299,172 +159,21 @@ def test_nobody_listens_then_the_driver_is_left_alone(settings, monkeypatch):
     assert listeners == [None] * 2
 
 
-# ---- several at once
-
-
-FOUR = [Prompt(name, None, "w " * n) for name, n in (("a", 2), ("b", 3), ("c", 4), ("d", 5))]
-
-
-def test_a_finished_prompt_makes_room_at_once_and_results_stand_in_order(settings, monkeypatch):
-    monkeypatch.setattr(FakeEngine, "lengths", {0: 8, 1: 2, 2: 4, 3: 4})
-    result = bench(replace(settings, n_parallel=2), FOUR)
-    assert FakeEngine.last.calls[0] == ("draft", [2, 3], loop.WARM_UP_TOKENS)
-    assert [numbers for _, numbers in FakeEngine.last.rounds][-5:] == [
-        [0, 1], [0, 2], [0, 2], [0, 3], [3]
-    ]  # fmt: skip
-    assert [p["id"] for p in result["prompts"]] == ["a", "b", "c", "d"]
-    assert [p["tokens"] for p in result["prompts"]] == [8, 2, 4, 4]
-    assert [p["n_prompt"] for p in result["prompts"]] == [2, 3, 4, 5]
-    assert result["settings"]["n_parallel"] == 2
-    total = result["total"]
-    assert total["tokens"] == 18
-    assert total["verifications"] == total["positions"]["verifications"] == 9
-    assert total["tokens_per_second"] == 18 / (4 * 1.625)
-    results.validate(result, "result")
-
-
-# ---- a run in parts
-
-
-class Kept:
-    """A keeper in memory; ``full_at``: that many records fit."""
-
-    def __init__(self, done=(), full_at=99):
-        self.done, self.full_at = dict(done), full_at
-        self.begun, self.appended, self.engine_rounds = [], [], []
-
-    def begin(self, result, prompts):
-        self.begun.append((result, [(prompt.id, prompt.text) for prompt in prompts]))
-        return dict(self.done)
-
-    def append(self, index, record):
-        self.engine_rounds.append(len(FakeEngine.last.rounds))
-        if len(self.appended) == self.full_at:
-            raise MtpStatsError("the disk is full")
-        self.appended.append((index, record))
-
-
-def test_each_record_is_kept_before_the_next_prompt_starts(settings):
-    keeper = Kept()
-    result = bench(settings, FOUR, keeper=keeper)
-    # Four rounds of warming up, then four for each prompt.
-    assert keeper.engine_rounds == [8, 12, 16, 20]
-    assert keeper.appended == list(enumerate(result["prompts"]))
-    ((begun, prompts),) = keeper.begun
-    assert prompts == [(prompt.id, prompt.text) for prompt in FOUR]
-    for key in ("environment", "model", "settings"):
-        assert begun[key] == result[key]
-    assert begun["model"]["sha256"]
-
-
-def test_with_a_baseline_a_record_is_kept_when_both_have_the_text(settings, monkeypatch):
-    monkeypatch.setattr(loop, "TURN", 4)
-    keeper = Kept()
-    bench(replace(settings, baseline=True), keeper=keeper)
-    # ddppppddddppppdd, of which the first four d and p are a: the second has it after eight.
-    warm = 8
-    assert keeper.engine_rounds == [warm + 8, warm + 16]
-    assert [index for index, _ in keeper.appended] == [0, 1]
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("baseline", [False, True])
-def test_what_is_done_is_not_run_again_and_the_result_is_the_same(settings, n_parallel, baseline):
-    settings = replace(settings, n_parallel=n_parallel, baseline=baseline, stats_every=2)
-    whole = bench(settings, FOUR)
-    done = {index: whole["prompts"][index] for index in (2, 0)}
-    keeper, heard, streamed, progress = Kept(done), [], [], []
-    result = bench(
-        settings, FOUR, keeper=keeper, on_stats=heard.append, on_progress=progress.append,
-        on_text=lambda prompt, piece: streamed.append(prompt.id),
-    )  # fmt: skip
-    for one in (result, whole):
-        del one["environment"]["time"]
-    assert result == whole
-    assert FakeEngine.last.calls[-1] == (("plain" if baseline else "draft"), [3, 5], 8)
-    assert [index for index, _ in keeper.appended] == [1, 3]
-    assert set(streamed) == {"b", "d"}
-    # Statistics and progress are those of the run as a whole: two of four prompts before.
-    assert heard[0].verifications == 8 + 2
-    tokens = [p for p in progress if p.unit == "tokens"]
-    sides = 1 + baseline
-    assert tokens[0] == Progress("prompt 3/4", sides * 16.0, sides * 32.0, "tokens")
-    assert tokens[-1] == Progress("prompt 4/4", sides * 32.0, sides * 32.0, "tokens")
-
-
-def test_nothing_is_run_when_all_is_done(settings):
-    whole = bench(settings)
-    result = bench(settings, keeper=Kept(enumerate(whole["prompts"])))
-    assert FakeEngine.last.calls == []
-    assert result["prompts"] == whole["prompts"]
-    assert result["total"] == whole["total"]
-
-
-def test_a_keeper_that_fails_ends_the_run_and_takes_nothing_with_it(settings):
-    keeper = Kept(full_at=1)
-    with pytest.raises(BenchStopped, match="the disk is full: 2 of 4 prompts") as caught:
-        bench(settings, FOUR, keeper=keeper)
-    assert caught.value.exit_code == 1
-    assert [p["id"] for p in caught.value.result["prompts"]] == ["a", "b"]
-    assert FakeEngine.last.closed == ["driver", "model"]
-
-
-@pytest.mark.parametrize("baseline", [False, True])
-def test_no_round_begins_past_the_time_limit(settings, monkeypatch, baseline):
-    # A clock that goes on by one with each round; the limit is in the middle of b.
-    monkeypatch.setattr(loop, "TURN", 4)
-    monkeypatch.setattr(run, "monotonic", lambda: 0)
-    monkeypatch.setattr(loop, "monotonic", lambda: len(FakeEngine.last.rounds))
-    sides = 1 + baseline
-    limit = sides * (4 + 4 + 2)
-    result = bench(replace(settings, baseline=baseline), time_limit=limit)
-    assert len(FakeEngine.last.rounds) == limit
-    assert [p["id"] for p in result["prompts"]] == ["a"]
-    assert result["settings"]["n_prompts"] == 2
-    assert result["total"]["tokens"] == 8
-    assert FakeEngine.last.closed == ["driver"] * sides + ["model"]
-
-
-def test_a_time_limit_that_loading_used_up_leaves_nothing_to_run(settings, monkeypatch):
-    monkeypatch.setattr(run, "monotonic", lambda: 0)
-    monkeypatch.setattr(loop, "monotonic", lambda: 5)
-    assert bench(settings, time_limit=5)["prompts"] == []
-    assert FakeEngine.last.calls == []
-    assert len(bench(settings, time_limit=6)["prompts"]) == 2
-
-
-def test_no_more_sequences_than_prompts(settings):
-    assert bench(replace(settings, n_parallel=9), FOUR)["settings"]["n_parallel"] == 4
-    assert FakeEngine.last.settings.n_parallel == 4
-
-
-def test_turns_grow_with_the_number_of_sequences(settings, monkeypatch):
-    monkeypatch.setattr(loop, "TURN", 4)
-    bench(replace(settings, n_parallel=2, baseline=True), FOUR)
-    names = [name[0] for name, _ in FakeEngine.last.rounds][-16:]
-    # Rounds of four tokens, turns of eight.
-    assert "".join(names) == "ddppppddddppppdd"
-
-
-def test_interrupt_keeps_what_was_finished_out_of_order(settings, monkeypatch):
-    monkeypatch.setattr(FakeEngine, "lengths", {0: 8, 1: 2, 2: 2})
-    # Two rounds of warming up, one for b and one for c, and then the user has enough.
-    monkeypatch.setattr(FakeEngine, "interrupt_at", 8)
-    with pytest.raises(BenchStopped, match="2 of 4 prompts") as caught:
-        bench(replace(settings, n_parallel=2), FOUR)
-    assert [p["id"] for p in caught.value.result["prompts"]] == ["b", "c"]
-
-
-def test_statistics_of_several_at_once_are_those_of_the_whole_run(settings):
-    heard = []
-    bench(replace(settings, n_parallel=2, stats_every=3), FOUR, on_stats=heard.append)
-    assert [snapshot.verifications for snapshot in heard] == [3, 6, 9, 12, 15]
-
-
 def test_model_file_is_hashed_when_asked(settings):
     # sha256 of "abc", FIPS 180-2
     assert bench(settings)["model"]["sha256"].startswith("ba7816bf8f01cfea")
     assert bench(replace(settings, hash_model=False))["model"]["sha256"] is None
+
+
+def test_a_draft_model_has_a_hash_of_its_own(settings, tmp_path):
+    draft = tmp_path / "d.gguf"
+    draft.touch()
+    model = {"sha256": None, "draft_model": {"sha256": None}}
+    loaded = SimpleNamespace(files=[settings.model], draft_files=[draft])
+    run.hash_files(model, loaded, lambda progress: None)
+    assert model["sha256"].startswith("ba7816bf8f01cfea")
+    # sha256 of nothing, from coreutils
+    assert model["draft_model"]["sha256"].startswith("e3b0c44298fc1c14")
 
 
 def test_everything_is_closed_drivers_first(settings):
@@ -472,9 +181,11 @@ def test_everything_is_closed_drivers_first(settings):
     assert FakeEngine.last.closed == ["driver", "driver", "model"]
 
 
-def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
+@pytest.mark.parametrize("by", [KeyboardInterrupt(), Interrupted("llama_decode returned 2")])
+def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch, by):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
-    with pytest.raises(BenchStopped, match="1 of 2 prompts") as caught:
+    monkeypatch.setattr(FakeEngine, "interrupt_by", by)
+    with pytest.raises(BenchStopped, match=r"^interrupted: 1 of 2 prompts") as caught:
         bench(settings)
     assert caught.value.exit_code == 130
     result = caught.value.result
@@ -485,12 +196,22 @@ def test_interrupt_keeps_the_finished_prompts(settings, monkeypatch):
     assert FakeEngine.last.closed == ["driver", "model"]
 
 
-def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch):
+def test_interrupt_ends_the_rounds_of_both_drivers_before_they_close(settings, monkeypatch):
+    monkeypatch.setattr(loop, "TURN", 4)
+    # Eight rounds of warming up, ddpp, and then both are in the middle of a.
+    monkeypatch.setattr(FakeEngine, "interrupt_at", 8 + 5)
+    with pytest.raises(BenchStopped, match="0 of 2 prompts"):
+        bench(replace(settings, baseline=True))
+    assert FakeEngine.last.closed == ["driver", "driver", "model"]
+
+
+@pytest.mark.parametrize("kind", [DecodeError, InputError])
+def test_an_error_in_the_middle_keeps_the_finished_prompts(settings, monkeypatch, kind):
     monkeypatch.setattr(FakeEngine, "interrupt_at", 10)
-    monkeypatch.setattr(FakeEngine, "interrupt_by", DecodeError("llama_decode: no memory", -3))
+    monkeypatch.setattr(FakeEngine, "interrupt_by", kind("llama_decode: no memory"))
     with pytest.raises(BenchStopped, match="no memory: 1 of 2 prompts") as caught:
         bench(settings)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == {DecodeError: 1, InputError: 2}[kind]
     assert [p["id"] for p in caught.value.result["prompts"]] == ["a"]
 
 
@@ -519,6 +240,20 @@ def test_context_is_what_the_prompts_need(settings, n_ctx, n_predict, expected):
     result = bench(replace(settings, n_ctx=n_ctx, n_predict=n_predict))
     assert FakeEngine.last.drivers[0].n_ctx == expected
     assert result["settings"]["n_ctx"] == expected
+
+
+def test_the_context_holds_all_that_is_needed_and_no_more(settings):
+    # 3 of the prompt, 249 to come, a draft of 2 that goes beyond them, and 2
+    assert run.context_size(replace(settings, n_predict=249), 1024, 3) == 256
+    assert run.context_size(replace(settings, n_predict=250), 1024, 3) == 512
+    # a model that does not say what it was trained for
+    assert run.context_size(settings, 0, 300) == 512
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room(settings):
+    bench(replace(settings, n_ctx=6), [Prompt("a", None, "w " * 5)])
+    with pytest.raises(InputError, match="prompt a has 6 tokens, the context holds 6"):
+        bench(replace(settings, n_ctx=6), [Prompt("a", None, "w " * 6)])
 
 
 def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(settings):

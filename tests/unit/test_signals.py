@@ -56,6 +56,28 @@ def test_one_that_came_while_llama_cpp_logged_is_delivered_after_the_call(monkey
         log.Log._receive()
 
 
+def test_what_c_held_back_is_handled_after_it_and_heard_again():
+    seen = []
+
+    def mine(number, _frame):
+        seen.append(number)
+
+    wanted = {signal.SIGINT: mine, signal.SIGTERM: mine, signal.SIGHUP: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        with DeferredInterrupt() as held:
+            signal.raise_signal(signal.SIGHUP)  # as under nohup
+            assert not held.pending
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            assert (held.pending, seen) == (True, [])
+        assert seen == [signal.SIGTERM]
+        assert {number: signal.getsignal(number) for number in wanted} == wanted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_outside_the_main_thread_nothing_is_done():
     threads = []
 
