@@ -198,8 +198,8 @@ def test_a_head_without_logits():
     ("depth", "tree", "pair", "steps"),
     [
         (0, Tree([(2,)]), (0, 0), [0, 1]),
-        (0, Tree.chain(2), (0, 0), [0, 1, 0]),
-        (1, Tree([(1,), (2,), (2, 1)]), (3, 1), [0, 2, 0, 0]),
+        (0, Tree.chain(2), (0, 0), [0, 1]),
+        (1, Tree([(1,), (2,), (2, 1)]), (3, 1), [0, 2]),
     ],
 )
 def test_a_tree_fails_where_it_goes_on_from_no_logits(depth, tree, pair, steps):
