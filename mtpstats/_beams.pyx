@@ -55,7 +55,7 @@ cdef void _grow(
         for i in range(x.n):
             if not (x.beams[i] >> (w - 1)) & 1:
                 continue
-            for r in range(min(w, <int>RANKS)):     # beyond, w siblings come before
+            for r in range(RANKS):      # of w siblings and more, those that follow are no better
                 value = x.value[i] * p[i * stride + r]
                 if isnan(value) or (count == w and value <= best[w - 1]):
                     break

@@ -13,7 +13,7 @@ cdef inline Plan _plan(
     cdef int64_t budget, room, n_ctx
     plan.limit = n_max
     plan.reason = REASON_N_MAX
-    plan.n_steps = max(n_max, n_min)
+    plan.n_steps = n_max
     if lim.uniform:
         return plan
     if lim.n_predict >= 0:
@@ -197,7 +197,7 @@ cdef int _chain(
                 o.c.dropped_tokens += drafted
             else:
                 o.c.cut_tokens += drafted - length
-                if stop >= 0 and length == stop and not inside:
+                if stop >= 0 and not inside:
                     count_stop(
                         o.c, stop, greedy == length, x.rank[r * x.depth + stop] == 1
                     )

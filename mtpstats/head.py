@@ -69,7 +69,6 @@ class Head:
         context: Context,
         settings: DraftSettings,
         n_vocab: int,
-        capacity: int,
         collector: Collector | None,
     ) -> None:
         self.context = context
@@ -81,7 +80,7 @@ class Head:
         self._p_min = settings.p_min
         self._collector = collector
         self._row_bytes = 4 * context.n_embd_out
-        self.batch = Batch(capacity, n_embd=context.n_embd_out)
+        self.batch = Batch(context.n_batch, n_embd=context.n_embd_out)
         self._row = Row()
 
     def follow(self, parts: Sequence[tuple[Slot, Sequence[int], int]], rows: int) -> None:
@@ -269,12 +268,16 @@ class ChainHead(Head):
         context: Context,
         settings: DraftSettings,
         n_vocab: int,
-        capacity: int,
         collector: Collector | None,
     ) -> None:
-        super().__init__(context, settings, n_vocab, capacity, collector)
+        super().__init__(context, settings, n_vocab, collector)
         self.deepest = self._n_blocks = context.model.n_layer_nextn
         self.n_max = min(settings.n_max, self._n_blocks)
+        if settings.n_min > self.n_max:
+            raise InputError(
+                f"n_min is {settings.n_min}: this model has heads for {self._n_blocks} tokens, "
+                "every draft would be thrown away"
+            )
         self._chains: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._rows_of_all = context.model.kind.rows_of_all
         if self._rows_of_all:
@@ -291,7 +294,7 @@ class ChainHead(Head):
     def _chain(self, slot: Slot) -> int:
         """Address of the rows of ``[id_last, d[0], ...]``."""
         if slot.seq not in self._chains:
-            size = (self._n_blocks + 1) * self._row_bytes
+            size = self._n_blocks * self._row_bytes
             self._chains[slot.seq] = ctypes.create_string_buffer(size)
         return ctypes.addressof(self._chains[slot.seq])
 
@@ -370,7 +373,6 @@ def head_of(
     context: Context,
     settings: DraftSettings,
     n_vocab: int,
-    capacity: int,
     collector: Collector | None,
 ) -> Head:
     """Return the head that drives this MTP context."""
@@ -379,4 +381,4 @@ def head_of(
         made = SharedHead
     elif context.model.n_layer_nextn > 1:
         made = ChainHead
-    return made(context, settings, n_vocab, capacity, collector)
+    return made(context, settings, n_vocab, collector)

@@ -27,10 +27,6 @@ class Cut:
     def before(self, slots: Sequence[Slot]) -> None:
         """Prepare for a verification of these slots."""
 
-    def restore(self, slot: Slot) -> None:
-        """Go back to before the verification."""
-        self._target.seq_rm(slot.seq, slot.n_past, -1)
-
     def keep(self, accepted: Sequence[tuple[Slot, Sequence[int]]]) -> None:
         """Leave of the last verification what was accepted.
 

@@ -135,8 +135,7 @@ class Speculator(Closing):
                     **memory.options,
                     beyond_training=True,
                 )
-            capacity = max(target.n_batch, n_parallel * (1 + n_max))
-            self._batch = Batch(capacity)
+            self._batch = Batch(target.n_batch)
             self._recovery = memory.recovery(target, n_parallel, self._batch)
             if draft:
                 own = context(
@@ -148,8 +147,7 @@ class Speculator(Closing):
                     mtp=True,
                     other=target,
                 )
-                capacity = max(capacity, own.n_batch)
-                self._head = head_of(own, draft, model.n_vocab, capacity, self.collector)
+                self._head = head_of(own, draft, model.n_vocab, self.collector)
                 if prober is not None:
                     prober.attach(target, self._head, model.n_vocab)
         except BaseException:
@@ -268,7 +266,6 @@ class Speculator(Closing):
                 for text in ended:
                     active.remove(text)
                     free.append(text.seq)
-                    free.sort()
                     result = self._end(text)
                     if on_done is not None:
                         on_done(text.number, result)
@@ -412,7 +409,7 @@ class Speculator(Closing):
         chosen = self._verify(text)
         if not chosen:
             result.stop = "nan"
-            if self.collector is not None:
+            if self.collector is not None and not text.failed:
                 self.collector.invalid(text.seq)
             return True
         n_accepted = len(chosen) - 1
@@ -455,15 +452,16 @@ class Speculator(Closing):
 
     def _verify_again(self, text: Text, chosen: list[int]) -> None:
         """Make what was accepted and the target's own token the next draft, as llama.cpp does."""
-        head, result = self._head, text.result
+        head, recovery, result = self._head, self._recovery, text.result
         assert head is not None
+        assert isinstance(recovery, Replay)
         # At the end of the generation the second pass says nothing about the first.
         if self.collector is not None and not self.model.is_eog(chosen[-1]):
             self.collector.verify(text.seq, chosen)
         del result.margins[len(result.tokens) :]
         # llama.cpp pairs the first token of the second pass with the last row of the first.
         text.keep_row(self._target.nextn_address(text.index + len(text.draft)))
-        self._recovery.restore(text)
+        recovery.restore(text)
         head.rewind(text)
         text.draft, text.replays = chosen, True
 

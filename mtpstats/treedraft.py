@@ -60,13 +60,14 @@ def _gated(siblings: Sequence[Sequence[int]]) -> list[Path]:
 class _Drafter(ABC):
     """Drafts one text's trees with the head.
 
-    Of the last draft: ``nodes``; ``tokens``, one of each node; ``failed``, if the head gave no
-    finite logit.
+    Of the last draft: ``nodes``; ``tokens``, one of each node; ``missing``, the nodes for whose
+    rank the head had no candidate, with a token that stands for none.
     """
 
     def __init__(self, head: Head, sizes: _Sizes, n_vocab: int, collector: Collector | None):
         self.head, self.collector = head, collector
-        self.nodes, self.tokens, self.failed = Nodes(()), [-1], False
+        self.nodes, self.tokens = Nodes(()), [-1]
+        self.missing: set[int] = set()
         self._n_logits, self._n_vocab = head.context.n_vocab, n_vocab
         row_bytes = 4 * head.context.n_embd_out
         self._branches = [Slot(seq, row_bytes) for seq in range(1 + sizes.n_sequences)]
@@ -83,10 +84,11 @@ class _Drafter(ABC):
         self.head.prepare([text])
         trunk = self.trunk
         trunk.n_past, trunk.id_last, trunk.draft = text.n_past, text.id_last, []
-        self.nodes, self.tokens, self.failed = Nodes(()), [text.id_last], False
+        self.nodes, self.tokens = Nodes(()), [text.id_last]
+        self.missing.clear()
         if text.n_steps:
             self._draft(text)
-            if self.failed and self.collector is not None:
+            if text.failed and self.collector is not None:
                 self.collector.invalid(text.seq)
         text.draft = self.tokens[1:]
 
@@ -109,7 +111,7 @@ class _Drafter(ABC):
         return found
 
     def _give_up(self, text: Slot) -> None:
-        self.failed = True
+        text.failed = True
         self.nodes, self.tokens = Nodes(()), [text.id_last]
 
 
@@ -168,14 +170,15 @@ class _Static(_Drafter):
         read = row.best_at if self.collector is None else row.read_at
         read(address, self._n_logits, self._n_vocab)
         for child in self.nodes.children[node]:
-            token = row.id(self.nodes.rank[child])
-            # Fewer candidates than ranks: a node that can only be accepted as the first one.
-            tokens[child] = token if token >= 0 else row.best
+            tokens[child] = row.id(self.nodes.rank[child])
+            if tokens[child] < 0:
+                tokens[child] = row.best
+                self.missing.add(child)
 
     def tell(self, text: Slot, path: Sequence[int], leaf: bool) -> None:
         """See :class:`_Drafter`."""
         collector, nodes = self.collector, self.nodes
-        if collector is None or self.failed:
+        if collector is None or text.failed:
             return
         asked = path[:-1] if leaf else path
         for depth, node in enumerate(asked):
@@ -229,7 +232,7 @@ class _Gated(_Drafter):
             if step + 1 < text.n_steps:
                 output = head.feed(trunk, row.best, head.hidden(output, step))
         head.forget([text])
-        if self.failed:
+        if text.failed:
             return
         self._dropped = len(trunk.draft) < policy.n_min
         length = 0 if self._dropped else min(len(trunk.draft), text.limit)
@@ -255,7 +258,7 @@ class _Gated(_Drafter):
     def tell(self, text: Slot, path: Sequence[int], leaf: bool) -> None:
         """See :class:`_Drafter`."""
         collector, nodes = self.collector, self.nodes
-        if collector is None or self.failed:
+        if collector is None or text.failed:
             return
         for step in range(self._seen):
             collector.candidates_row(text.seq, step, self._rows[step])
@@ -335,7 +338,7 @@ class TreeSpeculator(Speculator):
             )
             raise InputError(f"{self.model.arch} cannot verify a tree: {why}")
         sizes, layout = self._sizes, Chains if kind == "chains" else Coupled
-        if max(sizes.leaves, 1 + sizes.n_sequences) > self.model.lib.max_sequences:
+        if sizes.leaves > self.model.lib.max_sequences:
             raise InputError(
                 f"the tree has {sizes.leaves} leaves; {self.model.lib.max_sequences} are possible"
             )
@@ -376,14 +379,15 @@ class TreeSpeculator(Speculator):
                 return []
             chosen.append(token)
             text.result.margins.append(self._sampler.margin)
-            node = next((child for child in children[node] if tokens[child] == token), 0)
+            same = (child for child in children[node] if tokens[child] == token)
+            node = next((child for child in same if child not in drafter.missing), 0)
             if not node:
                 break
             path.append(node)
             # llama.cpp accepts an end-of-generation token only as the last of a draft.
             if children[node] and self.model.is_eog(token):
                 break
-        drafter.tell(text, path, bool(node) or not children[path[-1]])
+        drafter.tell(text, path, not children[path[-1]])
         self._path = path
         return chosen
 

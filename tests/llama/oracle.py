@@ -86,7 +86,7 @@ def speculative_simple(
         *("-t", str(threads), "-p", prompt, "--no-escape"),
         *options,
     ]
-    for _ in range(5):
+    for _ in range(50):  # on a busy machine most are lost
         done = subprocess.run(command, capture_output=True, check=True, timeout=300)
         log = done.stderr.decode(errors="replace")
         # The log's own thread may lose the end of the log at exit. It writes in order: with the

@@ -45,3 +45,14 @@ def with_eog(source: Path, target: Path, token: int) -> Path:
             field.parts[field.data[0]][0] = token
     reader.data.flush()
     return target
+
+
+def with_few(source: Path, target: Path, tokens: tuple[int, ...]) -> Path:
+    """Copy a GGUF and leave these tokens alone a logit that is a number."""
+    shutil.copy(source, target)
+    target.chmod(0o644)
+    reader = gguf.GGUFReader(target, "r+")
+    (output,) = (tensor for tensor in reader.tensors if tensor.name == "output.weight")
+    output.data[np.isin(np.arange(len(output.data)), tokens, invert=True)] = np.nan
+    reader.data.flush()
+    return target

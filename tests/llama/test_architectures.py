@@ -16,7 +16,7 @@ from oracle import speculative_simple
 from sessions import EXACT, Tiny, tokens, with_eog
 
 from mtpstats import Collector, Snapshot
-from mtpstats.errors import ModelError
+from mtpstats.errors import InputError, ModelError
 from mtpstats.head import ChainHead, Head, SharedHead
 from mtpstats.llama import Batch, Context, Library, Model, arch
 from mtpstats.speculate import NEAR_TIE, DraftSettings, Generation, Speculator
@@ -312,6 +312,15 @@ def test_confident_drafts_only(lib: Library, tiny: Tiny, name: str) -> None:
     assert (run.drafted, run.accepted) == (theirs.drafted, theirs.accepted)
 
 
+def test_a_chain_is_not_asked_for_more_than_it_has_heads_for(lib: Library, tiny: Tiny) -> None:
+    with loaded(lib, tiny, CASES["step35-chain"]) as one:
+        with pytest.raises(InputError, match="n_min is 4: this model has heads for 3 tokens"):
+            one.speculator(draft=DraftSettings(8, n_min=4))
+        with one.speculator(draft=DraftSettings(8, n_min=3)) as whole:
+            run = whole.generate(one.model.tokenize(PROMPTS[0]), 12)
+    assert {length for length, _ in run.verifications[:-3]} == {3}
+
+
 def test_a_shared_head_has_nothing_to_go_on_before_the_first_token(
     lib: Library, tiny: Tiny
 ) -> None:
@@ -321,6 +330,21 @@ def test_a_shared_head_has_nothing_to_go_on_before_the_first_token(
     assert run.verifications[1][0] == 3
     assert run.snapshot is not None
     assert run.snapshot.nan_rows == run.snapshot.invalid == 0
+
+
+@pytest.mark.parametrize("draft", [None, DraftSettings(3)])
+def test_a_target_without_a_finite_logit_ends_the_text(
+    lib: Library, tiny: Tiny, draft: DraftSettings | None
+) -> None:
+    """Its rows leave the head without one too: the round is invalid, and that once."""
+    with Model(lib, tiny("glm4moe", f32=True, nan_in="output_norm.weight")) as model:
+        one = Loaded(CASES["glm4moe"], model, None)
+        with one.speculator(draft=draft, n_parallel=2, collector=Collector()) as driver:
+            runs = driver.generate_all([model.tokenize(text) for text in PROMPTS[:3]], 8)
+    for run in runs:
+        assert (run.stop, run.tokens, run.verifications) == ("nan", [], [])
+        assert run.snapshot is not None
+        assert (run.snapshot.invalid, run.snapshot.unresolved) == (1, 0)
 
 
 def test_heads_and_targets_that_do_not_go_together(lib: Library, tiny: Tiny) -> None:

@@ -124,15 +124,19 @@ def compare(models: Loaded, text: TracedPrompt, every: int = 1, rtol: float = 3e
 
 
 @pytest.mark.parametrize(
-    ("name", "width"),
-    [("glm4moe", 4), ("qwen35", 3), ("step35-chain", 3), ("gemma4-assistant", 3), ("glm4moe", 1)],
+    ("name", "width", "depth", "together"),
+    [
+        *(("glm4moe", 4, 4, 3), ("qwen35", 3, 4, 3), ("step35-chain", 3, 4, 3)),
+        *(("gemma4-assistant", 3, 4, 3), ("glm4moe", 1, 4, 3), ("glm4moe", 16, 2, 1)),
+        ("glm4moe", 2, 9, 1),  # so deep that sequences are used again
+    ],
 )
 def test_beams_are_those_of_a_head_driven_path_by_path(
-    lib: Library, tiny: Tiny, name: str, width: int
+    lib: Library, tiny: Tiny, name: str, width: int, depth: int, together: int
 ) -> None:
     with loaded(lib, tiny, CASES[name]) as models:
         prompt = models.model.tokenize(PROMPTS[1])
-        prober = Prober(4, together=3, width=width)
+        prober = Prober(depth, together=together, width=width)
         with models.speculator(draft=DraftSettings(2), prober=prober) as recorder:
             text = record(recorder, prober, prompt, 10)
         assert text.width == width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,10 +15,11 @@ from archs import CASES, PROMPTS
 from oracle import speculative_simple
 from sessions import Tiny, tokens, with_eog
 
-from mtpstats import Snapshot
+from mtpstats import Collector, Snapshot
 from mtpstats import result as results
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context, Library, Model
+from mtpstats.slot import Text
 from mtpstats.speculate import DraftSettings, Speculator
 
 ORACLE = ("-c", "256", "-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
@@ -97,6 +99,28 @@ def test_sequences_stay_in_order_when_a_later_prompt_takes_a_place(
     assert orders == [sorted(order) for order in orders]
 
 
+def test_drafts_of_unequal_length_take_one_pass_on_recurrent_memory(
+    lib: Library, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[set[int]] = []
+    verify = Speculator._pass
+
+    def seen(self: Speculator, group: Sequence[Text]) -> None:
+        passes.append({len(text.draft) for text in group})
+        verify(self, group)
+
+    monkeypatch.setattr(Speculator, "_pass", seen)
+    with (
+        Model(lib, tiny("qwen35", f32=True)) as model,
+        Speculator(
+            model, draft=DraftSettings(4, p_min=0.4), n_parallel=3, n_ctx=256, n_threads=1
+        ) as driver,
+    ):
+        rounds = list(driver.rounds([model.tokenize(text) for text in PROMPTS[:3]], 24))
+    assert len(passes) == len(rounds)
+    assert any(len(lengths) > 1 for lengths in passes)
+
+
 def test_a_head_of_its_own_file(lib: Library, tiny: Tiny) -> None:
     case = CASES["gemma4-assistant"]
     assert case.draft is not None
@@ -160,13 +184,17 @@ def test_shares_of_the_time_add_up_to_the_time(model: Model) -> None:
 
 def test_rounds_that_are_given_up_leave_a_driver_that_works(model: Model) -> None:
     prompts = [tokens(n, n, 4096) for n in (12, 9, 21)]
-    with Speculator(model, draft=DraftSettings(4), n_parallel=2, n_threads=1) as speculator:
+    with Speculator(
+        model, draft=DraftSettings(4), n_parallel=2, n_threads=1, collector=Collector()
+    ) as speculator:
         whole = speculator.generate_all(prompts, 16)
         rounds = speculator.rounds(prompts, 16)
         next(rounds)
         rounds.close()
         again = speculator.generate_all(prompts, 16)
     assert [run.tokens for run in again] == [run.tokens for run in whole]
+    # Nor are counters of the texts that were given up left in the others'.
+    assert [run.snapshot for run in again] == [run.snapshot for run in whole]
 
 
 @pytest.mark.parametrize(("n_ctx", "n_max"), [(3, 8), (40, 300)])
@@ -187,6 +215,9 @@ def test_more_than_can_be_is_refused(model: Model, lib: Library, tiny: Tiny) -> 
         Speculator(model, draft=None, n_parallel=257)
     with pytest.raises(InputError, match=r"n_batch is 40; a draft of 8 tokens .* make 45: raise"):
         Speculator(model, draft=DraftSettings(8), n_parallel=5, n_batch=40)
+    with Speculator(model, draft=DraftSettings(8), n_parallel=5, n_batch=45, n_threads=1) as most:
+        texts = most.generate_all([tokens(5, seed, 4096) for seed in range(5)], 4)
+    assert max(text.verifications[0][0] for text in texts) > 0
     with (
         Model(lib, tiny("qwen3next", f32=True)) as twice,
         pytest.raises(InputError, match=r"129 texts at a time: 1 to 128 .* qwen3next, which needs"),

@@ -9,8 +9,8 @@ from typing import Any
 import chains
 import numpy as np
 import pytest
-from archs import CASES, PROMPTS, Loaded, loaded
-from sessions import EXACT, with_eog
+from archs import CASES, HEAD, PROMPTS, TRUNK, Loaded, loaded
+from sessions import EXACT, tokens, with_eog, with_few
 
 from mtpstats.errors import InputError
 from mtpstats.llama import Batch, Context, Library, Model
@@ -120,10 +120,10 @@ def candidates(logits: np.ndarray) -> list[int]:
 class OneByOne:
     """A head driven for one root at a time: the prefix decoded anew, then a token a step."""
 
-    def __init__(self, model: Model, text: list[int]) -> None:
+    def __init__(self, model: Model, text: list[int], draft: Model | None = None) -> None:
         self.text = text
         self.target = Context(model, n_ctx=256, **EXACT)
-        self.head = Context(model, n_ctx=256, mtp=True, other=self.target, **EXACT)
+        self.head = Context(draft or model, n_ctx=256, mtp=True, other=self.target, **EXACT)
         batch = Batch(len(text))
         batch.extend(text, 0, 0, "all")
         self.target.decode(batch)
@@ -199,26 +199,59 @@ def test_a_root_holds_what_the_head_says_there(lib: Library, tiny: Tiny, arch: s
         assert off
 
 
-def test_roots_probed_alone_together_and_in_a_small_batch_are_the_same(attention: Model) -> None:
-    prompt = attention.tokenize(PROMPTS[1])
+@pytest.mark.parametrize("name", ["glm4moe", "hy_v3-chain"])
+def test_roots_probed_alone_together_and_in_a_small_batch_are_the_same(
+    lib: Library, tiny: Tiny, name: str
+) -> None:
     found = []
-    huge = 2**31 - 1
-    for width, every, n_batch in ((1, 1, 2048), (32, 1, 2048), (8, 3, 17), (32, huge, 2048)):
-        prober = Prober(6, every, width)
-        with Speculator(
-            attention, draft=DraftSettings(2), n_ctx=256, n_batch=n_batch, prober=prober, **EXACT
-        ) as recorder:
-            found.append(record(recorder, prober, prompt, 40))
+    shapes = ((1, 1, 2048), (32, 1, 2048), (32, 3, 17), (32, 2**31 - 1, 2048))
+    with loaded(lib, tiny, CASES[name]) as models:
+        prompt = models.model.tokenize(PROMPTS[1])
+        for together, every, n_batch in shapes:
+            prober = Prober(6, every, together, n_batch=n_batch)
+            with models.speculator(
+                draft=DraftSettings(2), n_batch=n_batch, prober=prober
+            ) as recorder:
+                found.append(record(recorder, prober, prompt, 40))
     one, many, third, first = found
     assert one.roots.tolist() == many.roots.tolist()
     assert third.roots.tolist() == one.roots.tolist()[::3]
     assert first.roots.tolist() == one.roots.tolist()[:1]
-    for other, step in ((many, 1), (third, 3), (first, huge)):
+    for other, step in ((many, 1), (third, 3), (first, 2**31 - 1)):
         np.testing.assert_array_equal(other.rank, one.rank[::step])
         np.testing.assert_allclose(other.p, one.p[::step], atol=1e-5)
         np.testing.assert_allclose(other.overlap, one.overlap[::step], atol=1e-4)
     np.testing.assert_array_equal(many.off_index, one.off_index)
     np.testing.assert_allclose(many.off_p, one.off_p, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["target", "head"])
+def test_overlap_leaves_out_tokens_without_a_logit(
+    lib: Library, tiny: Tiny, tmp_path: Path, part: str
+) -> None:
+    few = (70, 71, 72)
+    files = {
+        "target": tiny("glm4moe", f32=True, without=TRUNK),
+        "head": tiny("glm4moe", f32=True, only=HEAD),
+    }
+    files[part] = with_few(files[part], tmp_path / "few.gguf", few)
+
+    def shares(logits: np.ndarray) -> np.ndarray:
+        return softmax(np.where(np.isnan(logits), -np.inf, logits))
+
+    with Model(lib, files["target"]) as model, Model(lib, files["head"]) as draft:
+        prober = Prober(3, together=4)
+        with Speculator(
+            model, draft=DraftSettings(2), draft_model=draft, n_ctx=256, prober=prober, **EXACT
+        ) as recorder:
+            text = record(recorder, prober, model.tokenize(PROMPTS[0]), 8)
+        single = OneByOne(model, text.tokens.tolist(), draft)
+        p = [shares(single.target.logits(i)) for i in range(len(text.tokens))]
+        for r, root in enumerate(text.roots.tolist()):
+            for d in np.flatnonzero(text.rank[r] != UNKNOWN):
+                q = shares(single.draft(root, d + 1, forced=True)[d])
+                expected = np.minimum(p[root + d], q).sum()
+                np.testing.assert_allclose(text.overlap[r, d], expected, rtol=1e-3, atol=1e-6)
 
 
 # ---- how a text can end
@@ -260,6 +293,33 @@ def test_a_text_that_fills_its_context(model: Model) -> None:
     for n_max in (2, 8):
         with Speculator(model, draft=DraftSettings(n_max), **options) as live:
             agree(chains.replay(text, n_max=n_max), live.generate(ids, -1))
+
+
+def test_a_shared_head_says_nothing_at_the_first_position(lib: Library, tiny: Tiny) -> None:
+    """It has no cells to read there."""
+    prober = Prober(3, together=4)
+    with (
+        loaded(lib, tiny, CASES["gemma4-assistant"]) as one,
+        one.speculator(draft=DraftSettings(2), prober=prober) as recorder,
+    ):
+        text = record(recorder, prober, one.model.tokenize("x"), 6)
+    assert text.roots[:2].tolist() == [0, 1]
+    assert np.isnan(text.p[0]).all()
+    assert (text.rank[0] == UNKNOWN).all()
+    assert np.isfinite(text.p[1]).all()
+
+
+def test_a_text_that_fills_the_cells_it_shares_with_its_head(lib: Library, tiny: Tiny) -> None:
+    """Drafts take cells of the target there, beside those of a text that has all of its own."""
+    ids = tokens(230, 3)
+    prober = Prober(3)
+    with loaded(lib, tiny, CASES["gemma4-assistant"]) as one:
+        with one.speculator(draft=DraftSettings(2), prober=prober) as recorder:
+            text = record(recorder, prober, ids, -1)
+        assert text.stop == "context"
+        assert text.roots.tolist() == list(range(len(ids) - 1, 256))
+        with one.speculator(draft=DraftSettings(3)) as live:
+            agree(chains.replay(text, n_max=3, heads="shared"), live.generate(ids, -1))
 
 
 def test_a_head_without_a_finite_logit_has_no_candidates(lib: Library, tiny: Tiny) -> None:

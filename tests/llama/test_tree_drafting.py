@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from archs import CASES, LATER, PROMPTS, Loaded, loaded
-from sessions import EXACT, Tiny, tokens, with_eog
+from sessions import EXACT, Tiny, tokens, with_eog, with_few
 from test_probe import record
 
 from mtpstats import result as results
+from mtpstats import speculate
 from mtpstats.branches import Chains, Coupled, Nodes
 from mtpstats.errors import InputError, ModelError
 from mtpstats.head import DraftSettings
@@ -33,6 +34,9 @@ SMALL = Tree(WIDE.paths[:6])
 LOPSIDED = Tree([(2,), (3,), (2, 1), (2, 1, 1), (2, 1, 1, 2)])
 GATE = GatedSiblings(4, p1_max=0.8, p2_min=0.05, p3_min=0.1)
 SURE = GatedSiblings(3, 0.3, 1, p1_max=0.9, p2_min=0.02)
+LEAFY = Tree([(1,), (2,), (2, 1), (2, 1, 1)])
+KEEN = GatedSiblings(4, 0.2, 3, p1_max=0.9, p2_min=0.02)
+BUSHY = Tree([*((rank,) for rank in range(1, 9)), *((rank, 1) for rank in range(1, 9))])
 POLICIES = (WIDE, LOPSIDED, Tree.chain(4), GATE, SURE)
 
 IMPOSSIBLE = {
@@ -179,7 +183,7 @@ def test_where_a_text_ends(lib: Library, tiny: Tiny, tmp_path: Path, name: str) 
             text = plain.generate(prompt, 16).tokens
         long = [tokens(225, 3)]
         trace = traced(one, long, -1, Sampling())
-        for policy in (SMALL, GATE):
+        for policy in (SMALL, GATE, BUSHY):
             (run,) = drafted(one, policy, long, -1)
             assert run.stop == "context"
             assert len(run.tokens) == 256 - 225 + 1
@@ -190,6 +194,23 @@ def test_where_a_text_ends(lib: Library, tiny: Tiny, tmp_path: Path, name: str) 
         made = with_eog(path, tmp_path / f"{place}.gguf", text[place])
         with loaded(lib, tiny, case, made) as ends:
             compare(ends, PROMPTS[1:2], (SMALL, GATE), 16)
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
+def test_what_a_budget_cuts(lib: Library, tiny: Tiny, name: str) -> None:
+    """It cuts no leaf that it leaves in the tree, and a draft only when n_min has judged it."""
+    with loaded(lib, tiny, CASES[name]) as one:
+        for n in (2, 3, 4, 5):
+            compare(one, PROMPTS[:2], (LEAFY, KEEN), n)
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
+def test_fewer_candidates_than_ranks(lib: Library, tiny: Tiny, tmp_path: Path, name: str) -> None:
+    """All but two tokens have no logit, of the target as of the head."""
+    made = with_few(tiny(CASES[name].arch, f32=True), tmp_path / "few.gguf", (70, 71))
+    always = GatedSiblings(3, p1_max=1.0, p2_min=0.0, p3_min=0.0)
+    with loaded(lib, tiny, CASES[name], made) as one:
+        compare(one, PROMPTS[:2], (*POLICIES, always), 16)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35", "gemma4-assistant"])
@@ -210,6 +231,16 @@ def test_a_head_without_a_finite_logit_drafts_nothing(lib: Library, tiny: Tiny) 
             assert run.tokens[:8] == expected.tokens[:8]
             assert run.snapshot is not None
             assert run.snapshot.invalid == len(run.verifications)
+
+
+def test_a_target_without_a_finite_logit_ends_the_text(lib: Library, tiny: Tiny) -> None:
+    with Model(lib, tiny("glm4moe", f32=True, nan_in="output_norm.weight")) as model:
+        one = Loaded(CASES["glm4moe"], model, None)
+        for policy in (WIDE, GATE):
+            (run,) = drafted(one, policy, [model.tokenize(PROMPTS[0])], 8)
+            assert (run.stop, run.tokens, run.verifications) == ("nan", [], [])
+            assert run.snapshot is not None
+            assert (run.snapshot.invalid, run.snapshot.unresolved) == (1, 0)
 
 
 # ---- logits
@@ -334,11 +365,35 @@ def test_what_does_not_fit_is_refused(lib: Library, tiny: Tiny) -> None:
             n_ubatch=16)  # fmt: skip
     refused("glm4moe", WIDE, "one text at a time", n_parallel=2)
     refused("glm4moe", Tree(), "the tree has no nodes")
+    some = range(1, 8)
+    full = [*((a,) for a in some), *((a, b) for a in some for b in some),
+            *((a, b, c) for a in some for b in some for c in some)]  # fmt: skip
+    refused("glm4moe", Tree(full), "the tree has 343 leaves; 256 are possible")
     with loaded(lib, tiny, CASES["glm4moe"]) as one:
         with pytest.raises(InputError, match="need a TreeSpeculator"):
             one.speculator(draft=DraftSettings.branching(WIDE))
         with pytest.raises(InputError, match="needs a tree"):
             TreeSpeculator(one.model, draft=DraftSettings(2))
+        drafted(one, WIDE, [[1, 2]], 4, n_batch=11)
+    with loaded(lib, tiny, CASES["qwen35"]) as one:
+        drafted(one, WIDE, [[1, 2]], 4, n_ubatch=20)
+
+
+def test_a_driver_that_is_refused_leaves_no_context_open(
+    lib: Library, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Context] = []
+
+    class Seen(Context):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(speculate, "Context", Seen)
+    with loaded(lib, tiny, CASES["hy_v3-chain"]) as one:
+        with pytest.raises(InputError, match="heads for 3"):
+            drafted(one, Tree.chain(4), [[1, 2]], 4)
+        assert [context.closed for context in made] == [True] * 3
 
 
 def run(*args: Any, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -334,6 +334,7 @@ def damaged() -> dict[str, tuple[Any, Any]]:
         "infinity": (node, changed(p, (-1, 0), np.inf)),
         "NaN before a number": (node, changed(p, (0, 1), np.nan)),
         "the best last": (node, changed(p, (-1, 7), 1)),
+        "two the wrong way round": (node, changed(p, (-1, 7), (p[-1, 0] + p[-1, 6]) / 2)),
         "probabilities of another root": (node, p[::-1]),
     }
 

@@ -76,6 +76,14 @@ def test_a_replayed_chain_is_the_live_run(situation):
     assert_same_counters(one.snapshot, lived.snapshot)
 
 
+def test_a_draft_in_which_the_head_fails_is_thrown_away():
+    # At its first root, 4, the toy's head has no finite logit after one token that was drafted.
+    lived, _ = live(Toy(seed=1, n_prompt=5, dead=(4,)), DraftSettings(3), n_predict=6)
+    assert lived.verifications[0] == (0, 0)
+    assert lived.verifications[1][0] == 3
+    assert lived.snapshot.invalid == 1
+
+
 # ---- every policy against replay in plain Python
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,20 @@ def test_end_of_generation(n_max, listed, drafted, accepted, reason, length):
         assert s.censored.sum() == 1
 
 
+def test_a_sibling_that_ends_the_generation_is_accepted():
+    recording = trace(prompt([[2]], depth=3, stop="eog"))
+    found = replay(recording, GatedSiblings(2, p1_max=1.0, p2_min=0.1))
+    assert lists(found) == [[(4, 1)]]  # two tokens and a sibling beside each
+    assert (found.tokens, found.prompts[0].stop) == (1, "eog")
+
+
+def test_a_single_candidate_has_no_second_one_to_count():
+    p = np.full((3, 1, 8), np.nan, np.float32)
+    p[:, :, 0] = 0.5
+    s = replay(trace(prompt([[1]] * 3, depth=1, p=p)), Chain(1)).snapshot
+    assert (s.calib_p1[0, 5].tolist(), s.calib_p2.sum()) == ([1, 1], 0)
+
+
 def test_a_target_without_logits():
     found = replay(text(stop="nan"), Chain(3))
     # root 0: two of three; root 3: one; root 5 would go past what is known
@@ -177,6 +192,22 @@ def test_a_head_without_logits():
     assert lists(found) == [[(0, 0), (3, 1), (3, 1)]]
     assert (found.snapshot.invalid, found.snapshot.verifications) == (1, 2)
     assert found.totals.widths.tolist() == [[0, 2 + 3 + 3]]
+
+
+@pytest.mark.parametrize(
+    ("depth", "tree", "pair", "steps"),
+    [
+        (0, Tree([(2,)]), (0, 0), [0, 1]),
+        (0, Tree.chain(2), (0, 0), [0, 1]),
+        (1, Tree([(1,), (2,), (2, 1)]), (3, 1), [0, 2]),
+    ],
+)
+def test_a_tree_fails_where_it_goes_on_from_no_logits(depth, tree, pair, steps):
+    p = np.tile(np.float32(P), (8, 3, 1))
+    p[0, depth] = np.nan
+    found = replay(text(p=p), tree, n_predict=0)
+    assert lists(found) == [[pair]]
+    assert found.totals.widths.tolist() == [steps]
 
 
 def test_a_shared_head_cannot_draft_at_the_first_position():
@@ -329,6 +360,25 @@ def test_a_near_tie_of_the_head_matters_where_its_order_does():
     assert marked(0, 2, Chain(2)) is None  # not drafted
     assert marked(1, 0, Chain(2)) is None  # no start
     assert marked(2, 0, Tree([(1,), (2,), (2, 1)])) == 1
+
+
+def test_near_ties_of_uniform_starts_are_at_their_own_tokens():
+    whole = by_chance(1, every=2)
+    margin = np.ones(len(whole.margin), np.float32)
+    margin[4] = 0.001
+    p = np.tile(np.float32(P), (*whole.rank.shape, 1))
+    recording = trace(replace(whole, margin=margin, p=p), every=2)
+    # root 2 is at the fifth generated token
+    assert replay(recording, Chain(1), starts="uniform").prompts[0].near_tie == 2
+
+
+def test_siblings_that_could_change_places():
+    p = np.tile(np.float32(P), (8, 3, 1))
+    p[0, 0, :3] = 0.5, 0.3, 0.2995
+    gated = GatedSiblings(1, p1_max=0.6, p2_min=0.1)
+    assert replay(text(p=p), gated).prompts[0].near_tie == 0
+    assert replay(text(p=p), Chain(1)).prompts[0].near_tie is None
+    assert replay(text(), gated).prompts[0].near_tie is None
 
 
 def test_a_probability_close_to_p_min():
