@@ -168,7 +168,7 @@ def top_k(row, n_vocab=None, out=None):
     Returns:
         (ids, logits, lse, lse_top10): int32[10] and float32[10], best first, equal logits by
         ascending id, -1 and -inf where the row has fewer finite entries; log-sum-exp over the
-        vocabulary and over the 10, natural logarithm (-inf when nothing is finite).
+        vocabulary, to 1e-6, and over the 10, natural logarithm; -inf when nothing is finite.
 
     Raises:
         InputError: not such a row, or n_vocab above n.

@@ -21,6 +21,7 @@
 #define MTP_K 10     /* candidates kept: the width of llama.cpp's drafter */
 #define MTP_SHOWN 8  /* candidates shown */
 #define MTP_BLOCK 64 /* floats looked at together */
+#define MTP_GROUP 8  /* blocks: small terms meet each other before they meet the largest, 1 */
 #define MTP_CHUNK 2048 /* floats per step: small enough to be in the first-level cache twice */
 
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__)) && !defined(MTPSTATS_SCALAR)

@@ -172,8 +172,8 @@ MTP_TARGET MTP_INLINE MTP_V MTP_NAME(mtp_expf)(MTP_V x)
     return MTP_NAME(mtp_scale)(p, magic);
 }
 
-/* Sum of exp(x - ref) over whole blocks; no entry is above ref. 64 lanes, one for each place in a
- * block, are added up in single precision. */
+/* Sum of exp(x - ref) over whole blocks, to 1e-6; no entry is above ref. 64 lanes, one for each
+ * place in a block, are added up in single precision. */
 MTP_TARGET static double MTP_NAME(mtp_sum_exp)(const char *p, int blocks, float ref)
 {
     const MTP_V m = MTP_NAME(mtp_set)(ref), lowest = MTP_NAME(mtp_set)(-87.0f);
@@ -183,10 +183,15 @@ MTP_TARGET static double MTP_NAME(mtp_sum_exp)(const char *p, int blocks, float 
     for (int part = 0; part < MTP_BLOCK; part += MTP_W) {
         MTP_V acc = MTP_NAME(mtp_set)(0.0f);
         const char *at = p + 4 * (size_t)part;
-        for (int b = 0; b < blocks; b++, at += 4 * MTP_BLOCK) {
-            MTP_V x = MTP_SUB(MTP_NAME(mtp_load)(at), m);
-            /* a NaN becomes -87 as well: 1e-38 beside the largest term, which is 1 */
-            acc = MTP_ADD(acc, MTP_NAME(mtp_expf)(MTP_NAME(mtp_max)(x, lowest)));
+        for (int left = blocks; left > 0; left -= MTP_GROUP) {
+            const int n = left < MTP_GROUP ? left : MTP_GROUP;
+            MTP_V some = MTP_NAME(mtp_set)(0.0f);
+            for (int b = 0; b < n; b++, at += 4 * MTP_BLOCK) {
+                const MTP_V x = MTP_SUB(MTP_NAME(mtp_load)(at), m);
+                /* a NaN becomes -87 as well: 1e-38 beside the largest term, which is 1 */
+                some = MTP_ADD(some, MTP_NAME(mtp_expf)(MTP_NAME(mtp_max)(x, lowest)));
+            }
+            acc = MTP_ADD(acc, some);
         }
         memcpy(lane + part, &acc, sizeof acc);
     }

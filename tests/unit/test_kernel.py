@@ -121,7 +121,16 @@ def test_lse_of_one_peak_over_many_equal_logits(isa: str, depth: float) -> None:
     row = np.full(248_320, depth, np.float32)
     row[1000] = 0.0
     exact = math.log1p((len(row) - 1) * math.exp(depth))
-    assert _core.top_k(row)[2] == pytest.approx(exact, rel=1e-6)
+    assert _core.top_k(row)[2] == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [600, 2047, 2048])
+def test_lse_of_one_peak_over_terms_that_rounding_would_bias(isa: str, n: int) -> None:
+    for depth in np.arange(-18, -12, 0.125):
+        row = np.full(n, depth, np.float32)
+        row[0] = 0.0
+        exact = math.log1p((n - 1) * math.exp(depth))
+        assert _core.top_k(row)[2] == pytest.approx(exact, abs=1e-6)
 
 
 def test_lse_when_the_reference_rises_late(isa: str) -> None:
