@@ -35,12 +35,14 @@ class Journal(Closing):
 
     Args:
         output: the result file; the journal is ``output`` with ``.part`` behind.
-        resume: go on with a journal that is there.
+        resume: go on with a journal that is there; where a complete result is instead, nothing is
+            left to run.
         tell: hears, in a line, of trouble that does not end the run.
 
     Raises:
         InputError: a journal is there and not to be resumed; it cannot be read or written, is
-            damaged or none, or another run is writing to it; there is none to resume, but a result.
+            damaged or none, or another run is writing to it; there is none to resume, but
+            something else than a complete result.
     """
 
     def __init__(
@@ -57,10 +59,7 @@ class Journal(Closing):
         if os.path.lexists(self.path):
             self._open(resume)
         elif resume and output.exists():
-            raise InputError(
-                f"{printable(str(output))}: there is no {printable(self.path.name)} to go on with, "
-                "so this run is complete; to run it anew leave --resume out"
-            )
+            self._take(output)
 
     @property
     def seed(self) -> int | None:
@@ -80,6 +79,8 @@ class Journal(Closing):
         else:
             self._compare(self._header, json.loads(json.dumps(header)), prompts)
             self._header = None
+            if self._file is None:
+                self._tell(f"{self._where} is complete: nothing is left to run")
         return self._records
 
     def append(self, index: int, record: dict[str, Any]) -> None:
@@ -127,6 +128,19 @@ class Journal(Closing):
             raise InputError(
                 f"{self._where}: cannot be written: {error.strerror or error}"
             ) from None
+
+    def _take(self, output: Path) -> None:
+        """Take over the records of a complete result, whose journal is gone."""
+        result = results.read(output)
+        found, planned = len(result["prompts"]), result["settings"]["n_prompts"]
+        self._where = printable(str(output))
+        if found != planned:
+            raise InputError(
+                f"{self._where}: there is no {printable(self.path.name)} to go on with, and the "
+                f"result has {found} of {planned} prompts; to run it anew leave --resume out"
+            )
+        self._records = dict(enumerate(result["prompts"]))
+        self._header = result | {"prompts": [_name(one) for one in result["prompts"]]}
 
     def _open(self, resume: bool) -> None:
         try:
@@ -218,7 +232,14 @@ class Journal(Closing):
             raise another("settings.n_ctx", *contexts)
 
 
+def _name(record: dict[str, Any]) -> str:
+    """Return what a prompt is known by, from its record in a result."""
+    return _hash([record["id"], record["category"], record["prompt_sha256"]])
+
+
 def _identity(prompt: Prompt) -> str:
-    """Return what a prompt is known by: the SHA-256 of its name, category and text."""
-    known = json.dumps([prompt.id, prompt.category, prompt.text])
-    return hashlib.sha256(known.encode()).hexdigest()
+    return _hash([prompt.id, prompt.category, hashlib.sha256(prompt.text.encode()).hexdigest()])
+
+
+def _hash(known: list[str | None]) -> str:
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from mtpstats import journal as journals
+from mtpstats import result as results
 from mtpstats.appending import seal, unsealed
 from mtpstats.errors import InputError
 from mtpstats.journal import SCHEMA, Journal
@@ -90,8 +92,8 @@ def test_its_lines_are_what_the_documents_say(output: Path) -> None:
     first, *rest = [json.loads(line) for line in lines]
     assert first["schema"] == "mtpstats.journal/1"
     assert {key: first[key] for key in RUN} == RUN
-    # printf '["a", "code", "one two"]' | sha256sum
-    assert first["prompts"][0].startswith("bfc23434")
+    # printf '["a", "code", "%s"]' $(printf 'one two' | sha256sum | cut -c 1-64) | sha256sum
+    assert first["prompts"][0].startswith("59d1e807")
     assert len(first["prompts"]) == 3
     assert [(line["index"], line["record"]) for line in rest] == [(1, RECORDS[1]), (0, RECORDS[0])]
     files = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
@@ -317,9 +319,56 @@ def test_a_run_that_was_killed_before_it_finished_anything_is_no_hindrance(outpu
             journal.remove()
 
 
-def test_a_run_that_is_complete_is_not_resumed(output: Path) -> None:
+def complete(output: Path) -> list[dict[str, Any]]:
+    """Write the result of ``RUN``; return the records in it."""
+    texts = [hashlib.sha256(prompt.text.encode()).hexdigest() for prompt in PROMPTS]
+    done = [
+        record(prompt.id, category=prompt.category, prompt_sha256=text)
+        for prompt, text in zip(PROMPTS, texts, strict=True)
+    ]
+    whole = results.make(RUN["environment"], RUN["model"], RUN["settings"], done)
+    output.write_text(json.dumps(whole))
+    return done
+
+
+def test_a_run_that_is_complete_has_nothing_left_to_run(output: Path) -> None:
+    done = complete(output)
+    said: list[str] = []
+    with Journal(output, resume=True, tell=said.append) as journal:
+        assert journal.seed == 77
+        assert journal.begin(RUN, PROMPTS) == {0: done[0], 1: done[1], 2: done[2]}
+    assert said == [f"{output} is complete: nothing is left to run"]
+    assert not part(output).exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "prompts", "message"),
+    [
+        (changed(settings__n_predict=9), PROMPTS, r"settings.n_predict 8, not 9: it cannot be res"),
+        (RUN, [*PROMPTS[:2], Prompt("c", None, "five")], r"another text, name .* of prompt 3"),
+        (RUN, PROMPTS[:2], r"settings.n_prompts 3, not 2"),
+    ],
+)
+def test_another_run_is_not_taken_for_complete(
+    output: Path, run: dict[str, Any], prompts: list[Prompt], message: str
+) -> None:
+    complete(output)
+    said: list[str] = []
+    with (
+        Journal(output, resume=True, tell=said.append) as journal,
+        pytest.raises(InputError, match=rf"r\.json: was begun with {message}"),
+    ):
+        journal.begin(run, prompts)
+    assert said == []
+
+
+def test_part_of_a_result_without_its_journal_is_not_resumed(output: Path) -> None:
+    one = results.make(RUN["environment"], RUN["model"], RUN["settings"], RECORDS[:1])
+    output.write_text(json.dumps(one))
+    with pytest.raises(InputError, match=r"no r.json.part to go on with, .* has 1 of 3 prompts"):
+        Journal(output, resume=True)
     output.write_text("{}")
-    with pytest.raises(InputError, match=r"no r.json.part to go on with, so this run is complete"):
+    with pytest.raises(InputError, match=r"r.json: "):
         Journal(output, resume=True)
 
 
