@@ -246,22 +246,7 @@ class Tree:
     """Shallower first, then by rank."""
 
     def __init__(self, paths: Iterable[Sequence[int]] = ()) -> None:
-        ordered = sorted((tuple(int(rank) for rank in path) for path in paths), key=_order)
-        known: set[Path] = {()}
-        for path in ordered:
-            shown = printable(repr(list(path)))[:80]
-            if not 1 <= len(path) <= MAX_DEPTH:
-                raise InputError(f"tree: path {shown} is not 1 to {MAX_DEPTH} ranks long")
-            if not all(1 <= rank <= RANKS for rank in path):
-                raise InputError(f"tree: path {shown} has a rank outside 1..{RANKS}")
-            if path in known:
-                raise InputError(f"tree: path {shown} is given twice")
-            if path[:-1] not in known:
-                raise InputError(f"tree: path {shown} has no parent")
-            known.add(path)
-        if len(ordered) > MAX_NODES:
-            raise InputError(f"tree: {len(ordered)} nodes; at most {MAX_NODES}")
-        object.__setattr__(self, "paths", tuple(ordered))
+        object.__setattr__(self, "paths", tuple(_checked(paths, 1)))
 
     @classmethod
     def chain(cls, n: int) -> Tree:
@@ -272,7 +257,7 @@ class Tree:
     def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
         """Return the tree of Medusa-style choices: nested lists of ranks counted from 0."""
         try:
-            return cls([[int(rank) + 1 for rank in path] for path in choices])
+            return cls([[rank + 1 for rank in path] for path in _checked(choices, 0)])
         except (TypeError, ValueError):
             raise InputError("tree: choices must be a list of lists of ranks from 0") from None
 
@@ -313,6 +298,26 @@ class Tree:
 
 Branching: TypeAlias = "Tree | GatedSiblings"
 """What the driver can draft beside chains."""
+
+
+def _checked(paths: Iterable[Sequence[int]], first: int) -> list[Path]:
+    """Return the nodes of a tree, shallower first; ``first`` is the head's first choice."""
+    ordered = sorted((tuple(int(rank) for rank in path) for path in paths), key=_order)
+    known: set[Path] = {()}
+    for path in ordered:
+        shown = printable(repr(list(path)))[:80]
+        if not 1 <= len(path) <= MAX_DEPTH:
+            raise InputError(f"tree: path {shown} is not 1 to {MAX_DEPTH} ranks long")
+        if not all(first <= rank < first + RANKS for rank in path):
+            raise InputError(f"tree: path {shown} has a rank outside {first}..{first + RANKS - 1}")
+        if path in known:
+            raise InputError(f"tree: path {shown} is given twice")
+        if path[:-1] not in known:
+            raise InputError(f"tree: path {shown} has no parent")
+        known.add(path)
+    if len(ordered) > MAX_NODES:
+        raise InputError(f"tree: {len(ordered)} nodes; at most {MAX_NODES}")
+    return ordered
 
 
 def _order(path: Path) -> tuple[int, Path]:

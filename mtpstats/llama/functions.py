@@ -231,7 +231,7 @@ def _checkers(log: Log, plain: Mapping[str, str]) -> dict[str, Callable[[Any, An
         if result == 1:
             raise ContextFull(f"no room in the context for the batch{detail()}", 1)
         if result == 2:
-            interrupted = Interrupted("decoding was interrupted (llama_decode returned 2)")
+            interrupted = Interrupted("interrupted while decoding")
             interrupted.code = 2
             raise interrupted
         if result == -1:

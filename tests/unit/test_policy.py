@@ -101,10 +101,10 @@ def test_tree_files(tmp_path):
         ("opttree:n_nodes=8,depth=6,width=2,delta=nan", "delta is nan"),
         ("eagle2:n_nodes=8,depth=6,width=0", "width is 0"),
         ("eagle2:n_nodes=8,depth=6,width=2,delta=1", "'delta' is none of n_nodes, depth, width"),
-        ("tree:[[0,0]]", "path [1, 1] has no parent"),
-        ("tree:[[0],[0]]", "path [1] is given twice"),
-        ("tree:[[8]]", "has a rank outside 1..8"),
-        ("tree:[[-1]]", "has a rank outside 1..8"),
+        ("tree:[[0,0]]", "path [0, 0] has no parent"),
+        ("tree:[[0],[0]]", "path [0] is given twice"),
+        ("tree:[[8]]", "path [8] has a rank outside 0..7"),
+        ("tree:[[-1]]", "path [-1] has a rank outside 0..7"),
         ("tree:[[]]", "is not 1 to 16 ranks long"),
         ("tree:[[0], 1]", "not a list of lists of ranks from 0"),
         ("tree:[[0.5]]", "not a list of lists of ranks from 0"),
@@ -121,6 +121,12 @@ def test_words_that_are_no_policy(words, error):
     assert error in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_rank_paths_count_from_one(rank):
+    with pytest.raises(InputError, match=rf"path \[{rank}\] has a rank outside 1\.\.8"):
+        Tree([(rank,)])
 
 
 def test_a_tree_file_of_something_else(tmp_path):
