@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import BUILTIN
 
 from mtpstats.errors import LibraryNotFound
 from mtpstats.llama import Library, Model, load
@@ -18,8 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import tinymodels
-
-BUILTIN = Path(__file__).parents[2] / "mtpstats" / "data" / "tiny-qwen35-mtp.gguf"
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import numpy as np
 
 from mtpstats.llama import Batch, Context, Model
 
+BUILTIN = Path(__file__).parents[2] / "mtpstats" / "data" / "tiny-qwen35-mtp.gguf"
 # Exact arithmetic: F32 caches, no flash attention; the models are F32 as well.
 EXACT = {"n_threads": 1, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 Tiny = Callable[..., Path]

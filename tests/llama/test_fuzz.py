@@ -20,9 +20,9 @@ from typing import Any
 import mutations
 import pytest
 from archs import HEAD, TRUNK
-from conftest import BUILTIN
 from deadly import DEADLY
 from forkserver import ForkServer, Outcome
+from sessions import BUILTIN
 
 from mtpstats.errors import ModelError
 from mtpstats.llama import Library, Model, gguf
