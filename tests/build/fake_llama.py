@@ -174,6 +174,7 @@ class Sandbox:
 
     def __init__(self, top: Path) -> None:
         self.top = top
+        self.script = SCRIPT
         self.builds = top / "the builds"
         self.stubs = top / "stubs"
         self.stubs.mkdir()
@@ -187,7 +188,7 @@ class Sandbox:
 
     def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(SCRIPT), *args],
+            ["bash", str(self.script), *args],
             cwd=self.top,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
@@ -206,6 +207,24 @@ class Sandbox:
         assert done.returncode == 0, done.stderr
         lines = [line.split(None, 1) for line in done.stdout.splitlines() if line]
         return {line[0]: line[1] for line in lines}
+
+    def linux(self) -> None:
+        """From now on the script takes this machine for one with Linux."""
+        stub(self.stubs, "uname", "echo Linux")
+
+    def nvidia_driver(self) -> Path:
+        """The file by which the script sees an NVIDIA driver, here and not there yet.
+
+        From now on it is a copy of the script that runs, with this path for the kernel's, so that
+        it does not matter whether this machine has a driver.
+        """
+        here, there = self.top / "nvidia", "/proc/driver/nvidia/version"
+        text = SCRIPT.read_text()
+        assert text.count(there) == 1
+        (self.top / "mtpstats").symlink_to(SCRIPT.parent / "mtpstats")
+        self.script = self.top / SCRIPT.name
+        self.script.write_text(text.replace(there, f"'{here}'"))
+        return here
 
     def stub_cmake(self, build: str = "") -> Path:
         """A cmake that makes libraries of nothing; ``build`` runs first. Returns its record."""
