@@ -8,16 +8,26 @@ that one wrong value stands alone in a file that is otherwise sound.
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q",
-           11: "<q", 12: "<d"}  # fmt: skip
-U32, I32, F32 = 4, 5, 6
+from ggufparts import (
+    ARRAY,
+    BOOL,
+    F32,
+    SCALARS,
+    STRING,
+    File,
+    Info,
+    Key,
+    key_of,
+    parse,
+    string,
+)
 
 # What a file may add and llama.cpp reads: key without the architecture, and values to try.
 _COUNTS = (0, 1, 3, 1 << 31)
@@ -118,159 +128,6 @@ class Mutation:
         return self.make()
 
 
-@dataclass(frozen=True)
-class Key:
-    """A metadata entry. ``items``: an array's elements; ``raw`` is the value of any other kind."""
-
-    name: bytes
-    kind: int
-    raw: bytes = b""
-    element: int = 0
-    items: tuple[bytes, ...] = ()
-    count: int | None = None  # as told, where it is not the number of elements
-
-    def encode(self) -> bytes:
-        head = _string(self.name) + struct.pack("<I", self.kind)
-        if self.kind != ARRAY:
-            return head + self.raw
-        count = len(self.items) if self.count is None else self.count
-        return head + struct.pack("<IQ", self.element, count) + b"".join(self.items)
-
-    @property
-    def value(self) -> Any:
-        """The scalar or text."""
-        if self.kind == STRING:
-            return self.raw[8:].decode("utf-8", "replace")
-        return struct.unpack(SCALARS[self.kind], self.raw)[0]
-
-
-@dataclass(frozen=True)
-class Info:
-    """A tensor with its data. ``offset`` and ``n_dims`` only where they are not the true ones."""
-
-    name: bytes
-    shape: tuple[int, ...]
-    kind: int
-    data: bytes
-    offset: int | None = None
-    n_dims: int | None = None
-
-
-@dataclass(frozen=True)
-class File:
-    """A GGUF file in parts."""
-
-    keys: tuple[Key, ...]
-    infos: tuple[Info, ...]
-    alignment: int = 32
-    magic: bytes = b"GGUF"
-    version: int = 3
-    n_keys: int | None = None
-    n_infos: int | None = None
-
-    def encode(self) -> bytes:
-        n_keys = len(self.keys) if self.n_keys is None else self.n_keys
-        n_infos = len(self.infos) if self.n_infos is None else self.n_infos
-        parts = [self.magic, struct.pack("<IQQ", self.version, n_infos, n_keys)]
-        parts += [key.encode() for key in self.keys]
-        place, blocks = 0, []
-        for info in self.infos:
-            n_dims = len(info.shape) if info.n_dims is None else info.n_dims
-            parts += [
-                _string(info.name),
-                struct.pack("<I", n_dims & 0xFFFFFFFF),
-                *(struct.pack("<Q", extent % (1 << 64)) for extent in info.shape),
-                struct.pack("<IQ", info.kind, place if info.offset is None else info.offset),
-            ]
-            block = info.data + bytes(-len(info.data) % self.alignment)
-            place += len(block)
-            blocks.append(block)
-        head = b"".join(parts)
-        return b"".join([head, bytes(-len(head) % self.alignment), *blocks])
-
-    def with_key(self, name: bytes, *keys: Key) -> File:
-        """Put ``keys`` in the place of the one of that name."""
-        changed = [new for old in self.keys for new in (keys if old.name == name else (old,))]
-        return replace(self, keys=tuple(changed))
-
-    def with_info(self, name: bytes, *infos: Info) -> File:
-        """Put ``infos`` in the place of the one of that name."""
-        changed = [new for old in self.infos for new in (infos if old.name == name else (old,))]
-        return replace(self, infos=tuple(changed))
-
-
-def _string(text: bytes) -> bytes:
-    return struct.pack("<Q", len(text)) + text
-
-
-def parse(content: bytes) -> File:
-    """Take a sound file apart."""
-    place = 24
-
-    def take(fmt: str) -> int:
-        nonlocal place
-        (value,) = struct.unpack_from(fmt, content, place)
-        place += struct.calcsize(fmt)
-        return value
-
-    def text() -> bytes:
-        nonlocal place
-        length = take("<Q")
-        place += length
-        return content[place - length : place]
-
-    def raw(kind: int) -> bytes:
-        nonlocal place
-        if kind == STRING:
-            return _string(text())
-        size = struct.calcsize(SCALARS[kind])
-        place += size
-        return content[place - size : place]
-
-    n_infos, n_keys = struct.unpack_from("<QQ", content, 8)
-    keys = []
-    for _ in range(n_keys):
-        name, kind = text(), take("<I")
-        if kind == ARRAY:
-            element, count = take("<I"), take("<Q")
-            items = tuple(raw(element) for _ in range(count))
-            keys.append(Key(name, kind, b"", element, items))
-        else:
-            keys.append(Key(name, kind, raw(kind)))
-    table = []
-    for _ in range(n_infos):
-        name = text()
-        shape = tuple(take("<Q") for _ in range(take("<I")))
-        table.append((name, shape, take("<I"), take("<Q")))
-    start = -(-place // 32) * 32
-    ends = [offset for _, _, _, offset in table[1:]] + [len(content) - start]
-    infos = tuple(
-        Info(name, shape, kind, content[start + offset : start + end])
-        for (name, shape, kind, offset), end in zip(table, ends, strict=True)
-    )
-    return File(tuple(keys), infos)
-
-
-def key_of(name: str, value: Any) -> Key:
-    """Return a metadata entry of the type converters give such a value."""
-    encoded = name.encode()
-    match value:
-        case bool():
-            return Key(encoded, BOOL, bytes([value]))
-        case int():
-            return Key(encoded, U32, struct.pack("<I", value))
-        case float():
-            return Key(encoded, F32, struct.pack("<f", value))
-        case str():
-            return Key(encoded, STRING, _string(value.encode()))
-        case list():
-            items = tuple(struct.pack("<i", (item + (1 << 31)) % (1 << 32) - (1 << 31))
-                          for item in value)  # fmt: skip
-            return Key(encoded, ARRAY, element=I32, items=items)
-        case _:
-            raise TypeError(name)
-
-
 def _scalars(key: Key) -> Iterator[tuple[str, Key]]:
     """Other values of the same type."""
     fmt = SCALARS[key.kind]
@@ -302,13 +159,13 @@ def _other_kinds(key: Key) -> Iterator[tuple[str, Key]]:
             shown = float(value) if fmt in ("<f", "<d") else number % (1 << (size - 1))
             yield f"of type {kind}", Key(key.name, kind, struct.pack(fmt, shown))
     if key.kind != STRING:
-        yield "a string", Key(key.name, STRING, _string(b"1"))
+        yield "a string", Key(key.name, STRING, string(b"1"))
     if key.kind != ARRAY:
         if key.kind != STRING:
             for count in (0, 1, 3, 600):
                 item = (key.raw,) * count
                 yield f"an array of {count}", Key(key.name, ARRAY, b"", key.kind, item)
-        yield "an array of strings", Key(key.name, ARRAY, b"", STRING, (_string(b"1"),) * 3)
+        yield "an array of strings", Key(key.name, ARRAY, b"", STRING, (string(b"1"),) * 3)
         yield "of no type", replace(key, kind=13)
         yield "an array of arrays", Key(key.name, ARRAY, b"", ARRAY, (b"\4" + bytes(11),))
 
@@ -324,7 +181,7 @@ def _strings(key: Key) -> Iterator[tuple[str, Key]]:
         values += [name.encode() for name in ARCHITECTURES]
     for value in dict.fromkeys(values):
         shown = value[:20].decode("latin-1")
-        yield f"= {shown!r}", replace(key, raw=_string(value))
+        yield f"= {shown!r}", replace(key, raw=string(value))
     for length in (len(text) + 1, 1 << 31, 1 << 63, (1 << 64) - 1):
         yield f"of length {length}", replace(key, raw=struct.pack("<Q", length) + text)
 
@@ -375,15 +232,15 @@ def _string_items(key: Key) -> Iterator[tuple[str, Key]]:
         for text in (b"", b"\xff", b" ", b"a", b"<0x0A>", b"[EMPTY_0]", b"x" * 100000,
                      b"\xe2\x96\x81", b"<|endoftext|>", b"<|end|>", b"a b c", b"\0"):  # fmt: skip
             shown = text[:12].decode("latin-1")
-            changed = (*items[:at], _string(text), *items[at + 1 :])
+            changed = (*items[:at], string(text), *items[at + 1 :])
             yield f"[{at}] = {shown!r}", replace(key, items=changed)
     bytes_left_out = tuple(
-        _string(b"w%d" % at) if raw[8:11] == b"<0x" else raw for at, raw in enumerate(items)
+        string(b"w%d" % at) if raw[8:11] == b"<0x" else raw for at, raw in enumerate(items)
     )
     if bytes_left_out != items:
         yield "without byte tokens", replace(key, items=bytes_left_out)
     yield "only long ones", replace(
-        key, items=tuple(_string(b"long%d" % at) for at in range(len(items)))
+        key, items=tuple(string(b"long%d" % at) for at in range(len(items)))
     )  # fmt: skip
 
 
@@ -401,11 +258,8 @@ def _resized(info: Info, shape: tuple[int, ...], kind: int) -> Info:
     """The tensor in another shape or type, with as much data as that takes, if it is little."""
     from mtpstats.llama.gguf import TYPE_SIZES
 
-    elements = 1
-    for extent in shape:
-        elements *= extent
     per_block, size = TYPE_SIZES.get(kind, (1, 4))
-    wanted = elements // per_block * size
+    wanted = math.prod(shape) // per_block * size
     data = info.data
     if 0 <= wanted <= 1 << 23:
         data = (data * (wanted // max(len(data), 1) + 1))[:wanted]
@@ -416,7 +270,7 @@ def _of_info(info: Info) -> Iterator[tuple[str, Info]]:
     shape = info.shape
     shapes: dict[str, tuple[int, ...]] = {
         "reversed": shape[::-1],
-        "flat": (_product(shape),),
+        "flat": (math.prod(shape),),
         "no dimensions": (),
         "one more dimension": (*shape, 1),
         "4 dimensions": (*shape, 2, 2, 2, 2)[:4],
@@ -446,13 +300,6 @@ def _of_info(info: Info) -> Iterator[tuple[str, Info]]:
             raw = struct.pack(fmt, value)
             yield f"all {name}", replace(info, data=raw * (len(info.data) // len(raw)))
     yield "all bits set", replace(info, data=b"\xff" * len(info.data))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for extent in shape:
-        result *= extent
-    return result
 
 
 Change = Callable[[File], File]

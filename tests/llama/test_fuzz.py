@@ -22,6 +22,7 @@ import pytest
 from archs import HEAD, TRUNK
 from deadly import DEADLY
 from forkserver import ForkServer, Outcome
+from ggufparts import key_of, parse
 from sessions import BUILTIN
 
 from mtpstats.errors import ModelError
@@ -234,8 +235,8 @@ def test_hostile_prompts(server: ForkServer, tmp_path: Path, name: str) -> None:
 def test_long_words_where_the_pre_tokenizer_recurses(
     server: ForkServer, content: Callable[[str], bytes], tmp_path: Path, text: str
 ) -> None:
-    file = mutations.parse(content("hybrid"))
-    pre = mutations.key_of("tokenizer.ggml.pre", "deepseek-v3")
+    file = parse(content("hybrid"))
+    pre = key_of("tokenizer.ggml.pre", "deepseek-v3")
     model, prompt = tmp_path / "m.gguf", tmp_path / "p.txt"
     model.write_bytes(file.with_key(pre.name, pre).encode())
     prompt.write_text(text * 200_000)
