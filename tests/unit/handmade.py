@@ -49,3 +49,10 @@ def costs(
         follow=curve(follow if isinstance(follow, dict) else {1: follow}),
         **rest,
     )
+
+
+COSTS = costs(
+    {1: 10, 2: 11, 3: 13}, draft=2, follow={1: 1, 3: 2}, other_verification=0.5, other_token=0.25,
+    other_plain=0.5,
+)  # fmt: skip
+TWO = trace(text(MIXED), text(MISSES, "b"))
