@@ -5,9 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from inputs import refusal
 
 from mtpstats import result as results
-from mtpstats.errors import InputError, MtpStatsError
+from mtpstats.errors import MtpStatsError
 from mtpstats.stats import Collector
 
 MODEL = {
@@ -70,13 +71,6 @@ def prompt(name: str, accepted: int, target: float) -> dict:
 def result() -> dict:
     environment = results.environment(None, [], ["mtpstats", "bench"])
     return results.make(environment, MODEL, SETTINGS, [prompt("a", 2, 1.0), prompt("b", 0, 0.5)])
-
-
-def refusal(call, *args) -> str:
-    with pytest.raises(InputError) as caught:
-        call(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_total_adds_up(result):
