@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import reference_replay
 
+from mtpstats.replay import Replay
 from mtpstats.trace import UNKNOWN, Trace, TracedPrompt, quantise, trace_header
 
 P = (0.5, 0.25, 0.0625, 0.03125, 0.015625, 0.015625, 0.0078125, 0.00390625)
 TOP10 = 0.9375
+# Roots 0 to 7 of a text of 10 tokens, the first at position 1.
+RANKS = [[1, 1, 2], [1, 2, 1], [2, 1, 0], [1, 0], [0], [1, 1, 1], [1, 1], [1]]
 
 
 def prompt(
@@ -57,6 +60,16 @@ def prompt(
 
 def trace(*prompts: TracedPrompt, **header: Any) -> Trace:
     return Trace(trace_header(depth=prompts[0].depth, **header), prompts)
+
+
+def text(**changes: Any) -> Trace:
+    """The text of RANKS alone in a trace."""
+    return trace(prompt(RANKS, depth=3, n_prompt=2, **changes))
+
+
+def lists(found: Replay) -> list[list[tuple[int, int]]]:
+    """Tokens drafted and accepted of each verification of each prompt."""
+    return [[tuple(pair) for pair in one.verifications.tolist()] for one in found.prompts]
 
 
 def by_chance(

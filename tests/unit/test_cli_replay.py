@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from made import by_chance, prompt
+from made import RANKS, by_chance, prompt
 
 from mtpstats import cli
 from mtpstats.policy import Tree
 from mtpstats.report.replay import draw
 from mtpstats.trace import trace_header
 from mtpstats.tracefile import TraceWriter
-
-RANKS = [[1, 1, 2], [1, 2, 1], [2, 1, 0], [1, 0], [0], [1, 1, 1], [1, 1], [1]]
 
 
 def save(path, *prompts, **header):

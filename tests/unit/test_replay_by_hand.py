@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from made import TOP10, P, by_chance, prompt, trace
+from made import RANKS, TOP10, P, by_chance, lists, prompt, text, trace
 
-import mtpstats
 from mtpstats.errors import InputError
-from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Policy, Tree
+from mtpstats.policy import AdaptiveDepth, Chain, GatedSiblings, Tree
 from mtpstats.replay import reach, replay, totals
-from mtpstats.stats import Snapshot
-
-# Roots 0 to 7 of a text of 10 tokens, the first at position 1.
-RANKS = [[1, 1, 2], [1, 2, 1], [2, 1, 0], [1, 0], [0], [1, 1, 1], [1, 1], [1]]
-
-
-def text(**changes):
-    return trace(prompt(RANKS, depth=3, n_prompt=2, **changes))
-
-
-def lists(found):
-    return [[tuple(pair) for pair in one.verifications.tolist()] for one in found.prompts]
 
 
 def first(array, n=3):
@@ -229,6 +212,15 @@ def test_chained_heads_draft_no_deeper_than_they_are():
         replay(recording, Tree.chain(3))
 
 
+def test_totals_of_several_prompts_stay_apart():
+    recording = trace(prompt(RANKS, depth=3, n_prompt=2), prompt(END, depth=3, stop="eog"))
+    found = totals(recording, Chain(2))
+    assert found.tokens.tolist() == [8, 2]
+    assert found.verifications.tolist() == [3, 1]
+    assert found.accepted.tolist() == [5, 2]
+    assert found.rows.tolist() == [[0, 0, 0, 3], [0, 0, 0, 1]]
+
+
 # ---- other shapes
 
 
@@ -332,179 +324,3 @@ def test_starts_of_every_other_root():
     assert replay(recording, Chain(2), starts="uniform").n_verifications == 14
     with pytest.raises(InputError, match="every 2th root only"):
         replay(recording, Chain(2))
-
-
-# ---- near ties
-
-
-def test_a_near_tie_of_the_target_marks_the_verification_that_chose_there():
-    def marked(at):
-        margin = np.ones(8)
-        margin[at] = 0.009
-        return replay(text(margin=margin), Chain(2)).prompts[0].near_tie
-
-    # the three verifications choose tokens 0-2, 3-4 and 5-7
-    assert [marked(at) for at in range(8)] == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert replay(text(margin=np.full(8, 0.011)), Chain(2)).prompts[0].near_tie is None
-
-
-def test_a_near_tie_of_the_head_matters_where_its_order_does():
-    def marked(r, d, policy):
-        p = np.tile(np.float32(P), (8, 3, 1))
-        p[r, d, :3] = 0.4, 0.398, 0.2
-        return replay(text(p=p), policy).prompts[0].near_tie
-
-    assert marked(0, 0, Chain(2)) == 0  # accepted, and the second is as likely
-    assert marked(3, 0, Chain(2)) == 1
-    assert marked(3, 1, Chain(2)) is None  # neither of the two was right
-    assert marked(0, 2, Chain(2)) is None  # not drafted
-    assert marked(1, 0, Chain(2)) is None  # no start
-    assert marked(2, 0, Tree([(1,), (2,), (2, 1)])) == 1
-
-
-def test_near_ties_of_uniform_starts_are_at_their_own_tokens():
-    whole = by_chance(1, every=2)
-    margin = np.ones(len(whole.margin), np.float32)
-    margin[4] = 0.001
-    p = np.tile(np.float32(P), (*whole.rank.shape, 1))
-    recording = trace(replace(whole, margin=margin, p=p), every=2)
-    # root 2 is at the fifth generated token
-    assert replay(recording, Chain(1), starts="uniform").prompts[0].near_tie == 2
-
-
-def test_siblings_that_could_change_places():
-    p = np.tile(np.float32(P), (8, 3, 1))
-    p[0, 0, :3] = 0.5, 0.3, 0.2995
-    gated = GatedSiblings(1, p1_max=0.6, p2_min=0.1)
-    assert replay(text(p=p), gated).prompts[0].near_tie == 0
-    assert replay(text(p=p), Chain(1)).prompts[0].near_tie is None
-    assert replay(text(), gated).prompts[0].near_tie is None
-
-
-def test_a_probability_close_to_p_min():
-    shares = np.full((8, 3), 0.9)
-    shares[3, 1] = 0.5004
-    assert replay(text(p_min_p=shares), Chain(2, p_min=0.5)).prompts[0].near_tie == 1
-    assert replay(text(p_min_p=shares), Chain(2, p_min=0.4)).prompts[0].near_tie is None
-    assert replay(text(p_min_p=shares), Chain(1, p_min=0.5)).prompts[0].near_tie is None
-
-
-# ---- policies in Python
-
-
-class Recorded(Policy):
-    """Drafts what it is told, and keeps what it heard."""
-
-    def __init__(self, *drafts):
-        self.drafts, self.seen, self.heard, self.began = list(drafts), [], [], 0
-
-    def begin(self):
-        self.began += 1
-
-    def draft(self, root):
-        self.seen.append((root.position, root.depth, root.limit, root.p.shape, root.p_top10[0]))
-        return self.drafts.pop(0)
-
-    def verified(self, drafted, accepted):
-        self.heard.append((drafted, accepted))
-
-
-def test_a_policy_in_python_sees_its_root_and_hears_what_became_of_it():
-    policy = Recorded(2, Tree([(1,), (1, 1), (2,)]), (1, 3), 0)
-    found = replay(text(), policy, n_predict=6)
-    # root 0: two; root 3: one of three nodes; root 5: one, after which three steps were run; 7: end
-    assert lists(found) == [[(2, 2), (3, 1), (1, 1)]]
-    assert policy.heard == lists(found)[0]
-    assert [seen[:4] for seen in policy.seen] == [
-        (1, 3, 3, (3, 8)), (4, 3, 2, (3, 8)), (6, 3, 3, (3, 8)),
-    ]  # fmt: skip
-    assert policy.seen[0][4] == np.float32(P[0] / TOP10)
-    assert policy.began == 1
-    assert found.totals.widths.tolist() == [[0, 2 + 2 + 3]]
-
-
-@pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        (4, "drafted 4 tokens; the trace holds 3"),
-        (-1, "drafted -1 tokens"),
-        ("x", "neither a length nor a tree"),
-        (None, "neither a length nor a tree"),
-        ((1, 2, 3), "neither a length nor a tree"),
-        ((1, -1), "ran -1 steps"),
-        (Tree.chain(4), "record with --depth 4"),
-    ],
-)
-def test_drafts_that_are_none(draft, words):
-    with pytest.raises(InputError, match=words):
-        replay(text(), Recorded(draft))
-
-
-def test_what_a_policy_raises_reaches_the_caller():
-    with pytest.raises(IndexError):
-        replay(text(), Recorded())
-    with pytest.raises(NotImplementedError):
-        replay(text(), Policy())
-
-
-# ---- limits and names
-
-
-@pytest.mark.parametrize(
-    ("policy", "options", "words"),
-    [
-        (Chain(4), {}, "drafts 4 deep, the trace holds 3: record with --depth 4"),
-        (AdaptiveDepth(4), {}, "record with --depth 4"),
-        (Tree.chain(5), {}, "record with --depth 5"),
-        (Chain(3), {"n_predict": 21}, "n_predict is 21: the trace holds 20"),
-        (Chain(3), {"n_predict": -1}, "n_predict is -1: the trace holds 20"),
-        (Chain(3), {"n_ctx": 0}, "n_ctx is 0"),
-        (Chain(3), {"starts": "some"}, "starts is 'some'"),
-        (AdaptiveDepth(2), {"starts": "uniform"}, "has no uniform starts"),
-        ("chain:n_max=3", {}, "str is no policy"),
-    ],
-)
-def test_what_cannot_be_replayed(policy, options, words):
-    recording = trace(prompt(RANKS, depth=3), n_predict=20)
-    with pytest.raises(InputError, match=words):
-        replay(recording, policy, **options)
-
-
-def test_an_empty_trace():
-    found = replay(trace(prompt(RANKS, depth=3)).select([]), Chain(3))
-    assert found.prompts == []
-    assert found.snapshot == Snapshot()
-    assert found.totals.length is None
-    nothing = replay(trace(prompt([], depth=3)), Chain(3))
-    assert lists(nothing) == [[]]
-
-
-def test_the_package_s_replay_is_a_function_and_a_module():
-    assert isinstance(mtpstats.replay(text(), mtpstats.Chain(n_max=2)), Snapshot)
-    assert (
-        mtpstats.replay(text(), Chain(2), n_predict=3)
-        == replay(text(), Chain(2), n_predict=3).snapshot
-    )
-    code = (
-        "import mtpstats; first = mtpstats.replay; import mtpstats.replay;"
-        "from mtpstats.replay import replay; from mtpstats import replay as again;"
-        "assert first is mtpstats.replay is again and callable(again) and replay is not again"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_replaying_needs_no_libllama():
-    code = (
-        "import sys, mtpstats.replay, mtpstats.trees, mtpstats.uniform, mtpstats.figures;"
-        "sys.exit(any(name.startswith('mtpstats.llama') for name in sys.modules))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_totals_of_several_prompts_stay_apart():
-    recording = trace(prompt(RANKS, depth=3, n_prompt=2), prompt(END, depth=3, stop="eog"))
-    found = totals(recording, Chain(2))
-    assert found.tokens.tolist() == [8, 2]
-    assert found.verifications.tolist() == [3, 1]
-    assert found.accepted.tolist() == [5, 2]
-    assert found.rows.tolist() == [[0, 0, 0, 3], [0, 0, 0, 1]]
