@@ -68,6 +68,24 @@ def doubled(worker: int, method: str, args: Sequence[Any]) -> Any:
     return worker if method != "run" else [item * 2 for item in args[0]]
 
 
+def dies_of_k(worker: int, method: str, args: Sequence[Any]) -> Any:
+    """Answers as ``doubled``, but whoever runs k dies."""
+    return DIES if method == "run" and "k" in args[0] else doubled(worker, method, args)
+
+
+def dies_once(killed: int | None = None) -> Callable[[int, str, Sequence[Any]], Any]:
+    """Answers as ``doubled``, but the first run kills its worker: any, or only ``killed``."""
+    died: list[int] = []
+
+    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
+        if method == "run" and killed in (None, worker) and not died:
+            died.append(worker)
+            return DIES
+        return doubled(worker, method, args)
+
+    return answer
+
+
 def test_every_task_is_done_once_by_workers_that_were_set_up() -> None:
     pool = FakePool(doubled)
     dispatcher, ready, notes = made(pool)
@@ -85,15 +103,7 @@ def test_every_task_is_done_once_by_workers_that_were_set_up() -> None:
 
 
 def test_setup_that_comes_later_reaches_every_worker_before_its_next_task() -> None:
-    died: list[int] = []
-
-    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
-        if method == "run" and not died:
-            died.append(worker)
-            return DIES
-        return doubled(worker, method, args)
-
-    pool = FakePool(answer)
+    pool = FakePool(dies_once())
     dispatcher, ready, _ = made(pool)
     assert dispatcher.first("facts") in (0, 1)
     dispatcher.extend(("open", (5,)))
@@ -108,12 +118,7 @@ def test_setup_that_comes_later_reaches_every_worker_before_its_next_task() -> N
 
 
 def test_what_was_lost_with_a_worker_runs_again_alone_and_only_the_killer_is_set_aside() -> None:
-    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
-        if method == "run" and "k" in args[0]:
-            return DIES
-        return doubled(worker, method, args)
-
-    pool = FakePool(answer)
+    pool = FakePool(dies_of_k)
     dispatcher, _, notes = made(pool)
     done = [given for _, given in dispatcher.run(tasks("ab", "ck", "de", "fg"))]
     assert sorted(chain(*done)) == ["aa", "bb", "cc", "dd", "ee", "ff", "gg"]
@@ -126,27 +131,14 @@ def test_what_was_lost_with_a_worker_runs_again_alone_and_only_the_killer_is_set
 
 
 def test_a_worker_that_dies_by_itself_costs_no_prompt() -> None:
-    died: list[int] = []
-
-    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
-        if method == "run" and worker == 1 and not died:
-            died.append(worker)
-            return DIES
-        return doubled(worker, method, args)
-
-    dispatcher, _, _ = made(FakePool(answer))
+    dispatcher, _, _ = made(FakePool(dies_once(1)))
     done = [given for _, given in dispatcher.run(tasks(*"abcdef"))]
     assert sorted(chain(*done)) == ["aa", "bb", "cc", "dd", "ee", "ff"]
     assert (dispatcher.set_aside, dispatcher.n_died) == ([], 1)
 
 
 def test_the_last_task_of_the_only_worker_is_not_lost_with_it() -> None:
-    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
-        if method == "run" and "k" in args[0]:
-            return DIES
-        return doubled(worker, method, args)
-
-    dispatcher, _, _ = made(FakePool(answer), 1)
+    dispatcher, _, _ = made(FakePool(dies_of_k), 1)
     done = [given for _, given in dispatcher.run(tasks("a", "kb"))]
     # Nothing else is left when k dies again, and b is still to come.
     assert sorted(chain(*done)) == ["aa", "bb"]
@@ -218,15 +210,7 @@ def test_deaths_without_end_end_the_run() -> None:
 
 
 def test_what_every_item_needs_goes_with_each_of_them_again() -> None:
-    died: list[int] = []
-
-    def answer(worker: int, method: str, args: Sequence[Any]) -> Any:
-        if method == "run" and not died:
-            died.append(worker)
-            return DIES
-        return doubled(worker, method, args)
-
-    pool = FakePool(answer)
+    pool = FakePool(dies_once())
     dispatcher, _, _ = made(pool)
     list(dispatcher.run([Task("run", ("a", "b"), (5,))]))
     calls = [args for _, method, args in pool.calls if method == "run"]
