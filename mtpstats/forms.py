@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,11 @@ class Prompt:
     text: str
     conversation: Conversation | None = None
     index: int | None = None
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the text as UTF-8, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

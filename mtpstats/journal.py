@@ -238,7 +238,7 @@ def _name(record: dict[str, Any]) -> str:
 
 
 def _identity(prompt: Prompt) -> str:
-    return _hash([prompt.id, prompt.category, hashlib.sha256(prompt.text.encode()).hexdigest()])
+    return _hash([prompt.id, prompt.category, prompt.sha256])
 
 
 def _hash(known: list[str | None]) -> str:

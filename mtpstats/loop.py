@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -269,7 +268,7 @@ def _record(
         "id": prompt.id,
         **({} if prompt.index is None else {"index": prompt.index}),
         "category": prompt.category,
-        "prompt_sha256": hashlib.sha256(prompt.text.encode()).hexdigest(),
+        "prompt_sha256": prompt.sha256,
         "n_prompt": n_prompt,
         "tokens": len(drafted.tokens),
         "text": drafted.text.decode("utf-8", "replace"),

@@ -7,7 +7,6 @@ goes on with ``resume``.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -296,7 +295,7 @@ class Recorder:
             margin=np.array(text.margins, np.float32),
             **vars(probed),
             facts={
-                "prompt_sha256": _sha256(prompt),
+                "prompt_sha256": prompt.sha256,
                 **({} if prompt.index is None else {"index": prompt.index}),
                 "seconds": {**parts, "probe": self._prober.ns * 1e-9},
             },
@@ -335,16 +334,12 @@ def waiting_of(
     for prompt, ids in zip(prompts, tokens, strict=True):
         if prompt.id not in done:
             waiting.append((prompt, ids))
-        elif done[prompt.id].get("prompt_sha256") != _sha256(prompt):
+        elif done[prompt.id].get("prompt_sha256") != prompt.sha256:
             raise InputError(
                 f"{printable(str(path))}: prompt {printable(prompt.id)} was recorded with another "
                 "text: it cannot be resumed with these prompts"
             )
     return waiting
-
-
-def _sha256(prompt: Prompt) -> str:
-    return hashlib.sha256(prompt.text.encode()).hexdigest()
 
 
 def measured_costs(

@@ -6,7 +6,6 @@ is one engine. Tests bring a smaller one.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ from mtpstats import describe
 from mtpstats import result as results
 from mtpstats.chat import ChatTemplate
 from mtpstats.errors import InputError, Interrupted, MtpStatsError
+from mtpstats.llama import limits
 from mtpstats.llama.placement import Placement
 from mtpstats.loop import Driver, Keeper, Loop, Progress
 from mtpstats.prepare import Selection, prepare
@@ -42,8 +42,6 @@ __all__ = [
     "bench",
     "builtin_model",
 ]
-
-CTX_STEP = 256  # libllama rounds contexts up to this
 
 
 def builtin_model() -> Path:
@@ -384,8 +382,7 @@ def context_size(settings: BenchSettings, n_ctx_train: int, longest: int) -> int
     if settings.n_predict < 0:
         return 0
     # The verification that passes n_predict is kept whole, and one row more is written.
-    need = longest + settings.n_predict + settings.draft.n_max + 2
-    need = math.ceil(need / CTX_STEP) * CTX_STEP
+    need = limits.cells(longest + settings.n_predict + settings.draft.n_max + 2)
     return min(need, n_ctx_train) if n_ctx_train > 0 else need
 
 

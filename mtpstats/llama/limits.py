@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mtpstats.llama.model import Model
 
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS
-_CELLS = 256
+_CELLS = 256  # a cache holds a multiple of this
 CACHE_TYPES = {
     name: CONSTANTS[f"GGML_TYPE_{name.upper()}"]
     for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
