@@ -20,6 +20,7 @@ from mtpstats.appending import AppendFile, Removed, seal, unsealed
 from mtpstats.closing import Closing
 from mtpstats.errors import InputError, MtpStatsError
 from mtpstats.forms import Prompt
+from mtpstats.stats import Snapshot
 from mtpstats.text import printable
 
 SCHEMA: Final = "mtpstats.journal/1"
@@ -56,6 +57,8 @@ class Journal(Closing):
         self._records: dict[int, dict[str, Any]] = {}
         self.n_kept = 0
         """Prompts that are in the file."""
+        self.complete: dict[str, Any] | None = None
+        """The result that stands there already; nothing is left to run, and nothing to write."""
         if os.path.lexists(self.path):
             self._open(resume)
         elif resume and output.exists():
@@ -79,7 +82,7 @@ class Journal(Closing):
         else:
             self._compare(self._header, json.loads(json.dumps(header)), prompts)
             self._header = None
-            if self._file is None:
+            if self.complete is not None:
                 self._tell(f"{self._where} is complete: nothing is left to run")
         return self._records
 
@@ -139,6 +142,12 @@ class Journal(Closing):
                 f"{self._where}: there is no {printable(self.path.name)} to go on with, and the "
                 f"result has {found} of {planned} prompts; to run it anew leave --resume out"
             )
+        counters = [one["positions"] for one in result["prompts"] if one["positions"] is not None]
+        try:
+            Snapshot.from_dicts(counters)
+        except InputError as error:
+            raise InputError(f"{self._where}: {error}") from None
+        self.complete = result
         self._records = dict(enumerate(result["prompts"]))
         self._header = result | {"prompts": [_name(one) for one in result["prompts"]]}
 

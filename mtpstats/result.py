@@ -290,6 +290,8 @@ def validate(result: Any, where: str) -> None:
         *((f"prompts[{i}]", prompt) for i, prompt in enumerate(result["prompts"])),
         ("total", result["total"]),
     ):
+        if (counts["positions"] is None) != (result["total"]["positions"] is None):
+            raise InputError(f"{where}: {key}.positions and total.positions: only one is null")
         drafted, accepted = counts["drafted"], counts["accepted"]
         if drafted is not None and accepted is not None and accepted > drafted:
             raise InputError(f"{where}: {key}: {accepted} of {drafted} drafted tokens accepted")

@@ -153,6 +153,10 @@ def command(
 
 def _deliver(result: dict[str, Any], output: options.OutputOptions, keeper: Journal | None) -> None:
     """Deliver a result that is complete, or as far as the time limit let it come."""
+    if keeper is not None and keeper.complete is not None:
+        # It stays as it is, with the command and the machine it was made with.
+        deliver(keeper.complete, replace(output, output=None))
+        return
     done, planned = len(result["prompts"]), result["settings"]["n_prompts"]
     if done == planned:
         deliver(result, output, written=keeper.remove if keeper is not None else None)
@@ -172,7 +176,7 @@ def _deliver_stopped(
     stop: BenchStopped, output: options.OutputOptions, keeper: Journal | None
 ) -> None:
     """Deliver what was finished, and let the error say all there is to say."""
-    if stop.result["prompts"]:
+    if stop.result["prompts"] and not (keeper is not None and keeper.complete is not None):
         try:
             deliver(stop.result, output)
         except MtpStatsError as error:

@@ -338,7 +338,21 @@ def test_a_run_that_is_complete_has_nothing_left_to_run(output: Path) -> None:
         assert journal.seed == 77
         assert journal.begin(RUN, PROMPTS) == {0: done[0], 1: done[1], 2: done[2]}
     assert said == [f"{output} is complete: nothing is left to run"]
+    assert journal.complete == json.loads(output.read_text())
     assert not part(output).exists()
+
+
+def test_a_complete_result_of_damaged_counters_is_refused_by_name(output: Path) -> None:
+    complete(output)
+    for damage, message in (
+        ({"drafted": 1}, r"r\.json: counters: key '\w+' is missing"),
+        (None, r"r\.json: prompts\[1\]\.positions and total\.positions: only one is null"),
+    ):
+        whole = json.loads(output.read_text())
+        whole["prompts"][1]["positions"] = damage
+        output.write_text(json.dumps(whole))
+        with pytest.raises(InputError, match=message):
+            Journal(output, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -272,13 +272,23 @@ def test_damage_is_named_by_key(result, tmp_path, key, value, words):
 @pytest.mark.parametrize(
     "key",
     [
-        *("prompts.0.repeated_4grams", "prompts.0.positions", "prompts.0.baseline"),
+        *("prompts.0.repeated_4grams", "prompts.0.baseline"),
         *("prompts.0.category", "prompts.0.verifications", "prompts.0.seconds.head"),
         *("model.architecture", "model.vocabulary", "environment.time", "settings.n_max"),
     ],
 )
 def test_null_is_fine_where_a_number_may_be_missing(result, key):
     results.validate(damaged(result, key, None), "r.json")
+
+
+def test_counters_are_of_every_prompt_or_of_none(result):
+    with pytest.raises(MtpStatsError, match=r"json: prompts\[0\]\.positions and total\.positions"):
+        results.validate(damaged(result, "prompts.0.positions", None), "r.json")
+    bare = results.with_prompts(result, [{**p, "positions": None} for p in result["prompts"]])
+    results.validate(bare, "r.json")
+    bare["prompts"][1]["positions"] = result["prompts"][1]["positions"]
+    with pytest.raises(MtpStatsError, match=r"json: prompts\[1\]\.positions and total\.positions"):
+        results.validate(bare, "r.json")
 
 
 def test_what_one_prompt_does_not_know_the_total_does_not(result):
