@@ -67,7 +67,7 @@ def last_words(text: str, rescue: Callable[[], str] | None = None) -> NoReturn:
         saved = f"what was finished is lost: {printable(str(error))}"
     where = text.rsplit("/", 1)[-1].strip()
     cause = "a damaged model, too little memory, or an error of its own"
-    if "RPC" in text:
+    if "rpc" in text.lower():
         cause = "a server of --rpc ended, broke off or speaks another version"
     to_stderr(f"mtpstats: error: llama.cpp gave up ({where}): {cause}; {saved}\n")
     os._exit(1)

@@ -26,7 +26,7 @@ class LastWords:
         self._listener = listener
         self._first = threading.Lock()
         self._teller = 0
-        self.callback = ABORT(lambda text: self._tell(printable(text)))
+        self.callback = ABORT(lambda text: self._tell(printable(text.strip())))
         self._handler = _HANDLER(lambda _number: self._tell("SIGABRT"))
         self._previous: int | None = None
 

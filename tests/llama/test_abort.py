@@ -40,7 +40,7 @@ import os
 from mtpstats import llama
 library = llama.load()
 library.on_abort(lambda text: os.write(2, text.encode()))
-library._last_words.callback(b"no\\x1b.")
+library._last_words.callback(b"no\\x1b.\\n")
 os.abort()
 """
     done = run(code)

@@ -132,8 +132,11 @@ def test_an_abort_and_a_file_that_cannot_be_written():
     assert err.endswith("lost: /dev/full: not written: No space left on device\n")
 
 
-def test_a_server_that_died_is_not_taken_for_a_damaged_model():
-    code, _, err = gave_up("rpc.cpp:1: Remote RPC server crashed or returned ...", SOME)
+@pytest.mark.parametrize(
+    "why", ["rpc.cpp:1: Remote RPC server crashed or returned", "/x/rpc.cpp:2: Failed to connect"]
+)
+def test_a_server_that_died_is_not_taken_for_a_damaged_model(why):
+    code, _, err = gave_up(why, SOME)
     assert code == 1
     assert "a server of --rpc ended" in err
     assert err.endswith("; 2 of 12 prompts were finished\n")
