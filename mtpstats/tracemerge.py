@@ -57,12 +57,17 @@ class _Record:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file begins like a trace."""
+    """Whether a file begins like a trace; raises InputError where that cannot be looked at."""
+    if path == reading.STDIN:
+        return False
     try:
         with reading.open_regular(path) as file:
             return file.read(len(START)) == START
-    except (OSError, ValueError, InputError):
+    except InputError:  # a pipe: results come from one, too
         return False
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{reading.shown(path)}: cannot be read: {reason}") from None
 
 
 def merge_traces(paths: Sequence[Path], output: Path) -> MergedTrace:

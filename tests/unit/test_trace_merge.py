@@ -192,6 +192,20 @@ def test_damage_and_cuts_leave_nothing_behind(parts: tuple[Path, Path], tmp_path
     refused(tmp_path, r"2\.trace: prompt 2 is cut off: go on with the recording first", one, two)
 
 
+def test_a_file_that_is_missing_is_not_called_one_of_another_kind(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing.trace"
+    for paths in ((parts[0], missing), (missing, parts[0])):
+        with pytest.raises(InputError, match=r"missing\.trace: cannot be read: No such file"):
+            tracemerge.kind_of(paths)
+    other = tmp_path / "r.json"
+    other.write_text("{}")
+    with pytest.raises(InputError, match="is a trace and others are not"):
+        tracemerge.kind_of((parts[0], other))
+    assert tracemerge.kind_of((other, Path("-"))) == "result"
+
+
 def test_what_stands_there_is_not_written_over(parts: tuple[Path, Path], tmp_path: Path) -> None:
     output = tmp_path / "all.trace"
     output.symlink_to("nowhere")
