@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
@@ -360,8 +361,8 @@ class Root(Protocol):
 Draft: TypeAlias = "int | Tree | tuple[int | Tree, int]"
 
 
-class Policy:
-    """Base of your own policies: override :meth:`draft`.
+class Policy(ABC):
+    """Base of your own policies, which must have a :meth:`draft`.
 
     ::
 
@@ -371,18 +372,18 @@ class Policy:
                 return int(sure.argmin()) if not sure.all() else root.depth
     """
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027  (need not be there)
         """A new text starts."""
 
+    @abstractmethod
     def draft(self, root: Root) -> Draft:
         """Return what to verify: the length of a chain, or a tree.
 
         The head is taken to run as many steps as what is returned is deep. A policy that looked
         further returns ``(draft, steps)``. Make trees once and return the same ones again.
         """
-        raise NotImplementedError
 
-    def verified(self, drafted: int, accepted: int) -> None:
+    def verified(self, drafted: int, accepted: int) -> None:  # noqa: B027  (neither)
         """Hear what became of it: nodes sent to the target, tokens accepted."""
 
     def __str__(self) -> str:

@@ -154,7 +154,14 @@ def test_defaults():
     assert (GatedSiblings(3).p1_max, GatedSiblings(3).p2_min) == (1.0, 0.0)
     assert GatedSiblings(3).p3_min == math.inf
     assert (AdaptiveDepth(5).first, AdaptiveDepth(5, start=2).first) == (5, 2)
-    assert str(Policy()) == "Policy"
+
+
+def test_a_policy_of_ones_own_is_called_by_its_class():
+    class Mine(Policy):
+        def draft(self, root):
+            return 0
+
+    assert str(Mine()) == "Mine"
 
 
 def test_what_a_tree_costs_follows_from_its_shape() -> None:

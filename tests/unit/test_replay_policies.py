@@ -69,8 +69,11 @@ def test_drafts_that_are_none(draft, words):
 def test_what_a_policy_raises_reaches_the_caller():
     with pytest.raises(IndexError):
         replay(text(), Recorded())
-    with pytest.raises(NotImplementedError):
-        replay(text(), Policy())
+
+
+def test_a_policy_that_drafts_nothing_cannot_be_made():
+    with pytest.raises(TypeError, match="draft"):
+        Policy()
 
 
 # ---- limits and names
