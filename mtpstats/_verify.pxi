@@ -216,7 +216,7 @@ cdef int _chain(
 cdef struct Nodes:
     int32_t n               # nodes without the root
     int32_t depth
-    int32_t trunk           # length of the all-rank-1 path
+    int32_t trunk           # nodes with children on the all-rank-1 path, the root too
     int16_t[1024][9] child  # by rank 1..8, -1: none
     int16_t[1024] children
     int32_t[18] within      # nodes down to a depth
@@ -252,8 +252,8 @@ cdef class Shape:
                 self.t.width[depths[i]] += 1
             for d in range(depths[i], DEPTH + 1):
                 self.t.within[d] += 1 if i else 0
-        at = self.t.child[0][1]
-        while at >= 0:
+        at = 0
+        while at >= 0 and self.t.children[at]:
             self.t.trunk += 1
             at = self.t.child[at][1]
         self.n = self.t.n
@@ -346,11 +346,14 @@ cdef int _tree(
     """As ``_chain`` for a tree."""
     cdef Plan plan = _plan(x, lim, r, t.depth, 0)
     cdef int d, at = 0, accepted = 0, reached = 0, rank = 0, nodes, grew
-    cdef int limit = plan.limit
+    cdef int limit = plan.limit, steps = limit
     cdef bint failed = False
     if x.gaps:
-        for d in range(min(limit, max(t.trunk, 1))):
-            failed = failed or isnan(x.p[(r * x.depth + d) * RANKS])
+        for d in range(min(limit, t.trunk)):
+            if isnan(x.p[(r * x.depth + d) * RANKS]):
+                failed = True
+                steps = d + 1
+                break
     nodes = 0 if failed else t.within[limit]
     while nodes and accepted < limit and t.children[at]:
         reached = accepted + 1
@@ -365,7 +368,7 @@ cdef int _tree(
         plan.reason if t.children[at] else REASON_N_MAX, False, sent, listed
     )
     if grew:
-        for d in range(1 if failed else limit):
+        for d in range(steps):
             o.widths[1 if d == 0 else t.width[d]] += 1
     return grew
 
