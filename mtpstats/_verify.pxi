@@ -147,7 +147,7 @@ cdef int _chain(
                 drafted = d
                 break
     steps = drafted + (1 if stop >= 0 or failed else 0)
-    dropped = not failed and plan.n_steps > 0 and drafted < k.n_min
+    dropped = drafted < k.n_min
     length = 0 if failed or dropped else min(drafted, plan.limit)
     accepted = greedy = min(<int>x.greedy[r], length)
     nodes = length
@@ -163,8 +163,8 @@ cdef int _chain(
                     side = side or (d == greedy and x.rank[r * x.depth + d] == 3)
         if side:
             accepted += 1
-    inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
-    ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
+    inside = root + accepted == x.eog
+    ended = inside or root + accepted + 1 == x.eog
     whole = side or accepted == length
     if not inside and (
         (root + accepted + 1 >= x.tokens and not lim.uniform)
@@ -307,8 +307,8 @@ cdef int _branched(
     for this ``reason``. ``doubtful``: noise could have drafted others.
     """
     cdef int d, counted, root = x.first + r * x.every
-    cdef bint inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
-    cdef bint ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
+    cdef bint inside = root + accepted == x.eog
+    cdef bint ended = inside or root + accepted + 1 == x.eog
     cdef const float *p = NULL
     cdef double top10 = 0, p_top10 = 0
     if not inside and (
