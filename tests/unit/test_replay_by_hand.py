@@ -96,9 +96,17 @@ def test_a_text_cut_off_by_its_context_is_replayed_in_it():
     # root 0 at position 1, root 3 at 4, then at 6: 9 - 6 - 2 leaves one token
     assert lists(found) == [[(2, 2), (2, 1), (1, 1), (0, 0)]]
     assert found.prompts[0].stop == "context"
-    assert replay(recording, Chain(2), n_ctx=6).prompts[0].stop == "context"
+    # a smaller one counts instead: 6 - 1 - 2 leaves three tokens, 6 - 4 - 2 none
+    smaller = replay(recording, Chain(2), n_ctx=6)
+    assert (lists(smaller), smaller.prompts[0].stop) == ([[(2, 2), (0, 0), (0, 0)]], "context")
     with pytest.raises(InputError, match="recorded up to the end of a context of 9"):
         replay(recording, Chain(2), n_ctx=10)
+
+
+def test_the_context_of_a_text_that_it_did_not_end_is_no_limit():
+    # root 5 at position 6 of 10 has room for two; but three are drafted, and the text ends
+    assert lists(replay(text(n_ctx=10), Chain(3))) == [[(3, 2), (3, 1)]]
+    assert lists(replay(text(), Chain(3), n_ctx=10)) == [[(3, 2), (3, 1), (2, 2)]]
 
 
 def test_short_drafts_are_thrown_away():
@@ -119,6 +127,17 @@ def test_a_draft_grows_past_the_cut_for_n_min():
     assert lists(found) == [[(2, 2), (3, 1)]]
     assert found.snapshot.cut_tokens == 1
     assert found.totals.widths.tolist() == [[0, 6]]
+
+
+def test_a_draft_grows_a_token_past_the_context_for_n_min():
+    # root 0 at position 1 of 5 has room for two, the third is cut; root 3 has none
+    found = replay(text(), Chain(3, n_min=3), n_ctx=5)
+    assert lists(found) == [[(2, 2), (0, 0)]]
+    assert (found.snapshot.cut_tokens, found.snapshot.dropped_drafts) == (1, 0)
+    # of 4 there is room for one, and two are too few
+    found = replay(text(), Chain(3, n_min=3), n_ctx=4)
+    assert lists(found) == [[(0, 0), (0, 0), (0, 0)]]
+    assert (found.snapshot.dropped_drafts, found.snapshot.dropped_tokens) == (1, 2)
 
 
 END = [[1, 1], [1]]  # of 3 tokens, the last one ends the generation
@@ -245,6 +264,18 @@ def test_tree():
     assert s.unresolved == 1
     assert found.totals.rows.tolist() == [[0, 0, 0, 0, 3]]
     assert found.totals.widths.tolist() == [[0, 6]]
+
+
+def test_shares_of_the_ten_best_are_at_most_1():
+    sure = [1.0, *[0.0] * 7]
+    # root 0 is at (2, 1), off the head's own path; of its sum the last bit is missing
+    recording = trace(prompt([[2, 1], [0], [0]], 2, off_p=[sure], off_top10=[0.999]))
+    s = replay(recording, Tree([(2,), (2, 1)])).snapshot
+    assert (s.sum_p[1, 0], s.sum_p_top10[1, 0]) == (1.0, 1.0)
+    assert s.calib_p1[1, 9].tolist() == [1, 1]
+    # ten best that come to nothing: only the share that was recorded counts
+    s = replay(trace(prompt([[1], [0]], 1, top10=np.zeros((2, 1)))), Chain(1), n_predict=0).snapshot
+    assert s.sum_p_top10[0].tolist() == pytest.approx([P[0] / TOP10, *[0.0] * 7], abs=1e-7)
 
 
 def test_a_tree_s_head_runs_every_node_with_children_once_a_step():
