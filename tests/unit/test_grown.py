@@ -139,8 +139,8 @@ def test_near_ties_at_the_edge_of_a_tree(rank: int, values: Any, tie: int | None
     assert replay(trace(one, width=1), OptTree(2, 1, 1)).prompts[0].near_tie == tie
 
 
-def close(paths: dict[Any, Any], ranks: list[list[int]], policy: Any, **options: Any) -> int | None:
-    """The first near tie of a text whose roots all offer ``paths``."""
+def offering(paths: dict[Any, Any], ranks: list[list[int]], width: int) -> Trace:
+    """A text whose roots all offer ``paths``."""
     depth = max(map(len, paths)) + 1
     layers = [sorted(path for path in paths if len(path) == d) for d in range(depth)]
     nodes = [
@@ -149,11 +149,42 @@ def close(paths: dict[Any, Any], ranks: list[list[int]], policy: Any, **options:
         for path in layer
     ]
     one = prompt(
-        ranks, depth, width=policy.width,
+        ranks, depth, width=width,
         beam_node=np.tile(np.uint8(nodes), (len(ranks), 1)),
         beam_p=np.tile(rows(*(paths[path] for layer in layers for path in layer)), (len(ranks), 1)),
     )  # fmt: skip
-    return replay(trace(one, width=policy.width), policy, **options).prompts[0].near_tie
+    return trace(one, width=width)
+
+
+@pytest.mark.parametrize(
+    ("paths", "path", "policy", "pair", "widths"),
+    [
+        # Equals at the edge of a step's rows: (1), not (2).
+        ({(): (0.25, 0.25), (1,): (0.5,)}, [1, 1], OptTree(9, 2, 1), [3, 2], [0, 2]),
+        # (2, 1), 0.3, takes the row of (1, 2), not of (1, 1), both 0.2.
+        (
+            {(): (0.5, 0.4), (1,): (0.4, 0.4), (2,): (0.75,), (1, 1): (0.9,), (2, 1): (0.1,)},
+            [1, 1, 1], OptTree(9, 3, 2), [7, 3], [0, 1, 2],
+        ),
+        # (2, 1), 0.32, puts (1, 1), 0.3, out of the tree, which is then not expanded.
+        (
+            {(): (0.5, 0.4), (1,): (0.6,), (2,): (0.8,), (1, 1): (0.9,), (2, 1): (0.01,)},
+            [2, 1, 0], OptTree(3, 3, 2), [3, 2], [0, 2, 1],
+        ),
+    ],
+)  # fmt: skip
+def test_which_nodes_are_expanded(
+    paths: Any, path: list[int], policy: Any, pair: list[int], widths: list[int]
+) -> None:
+    found = replay(offering(paths, [path, [0], [0], [0]], policy.width), policy, n_predict=0)
+    assert found.prompts[0].verifications.tolist() == [pair]
+    assert found.totals.widths.tolist() == [widths]
+
+
+def close(paths: dict[Any, Any], ranks: list[list[int]], policy: Any, **options: Any) -> int | None:
+    """The first near tie of a text whose roots all offer ``paths``."""
+    recording = offering(paths, ranks, policy.width)
+    return replay(recording, policy, **options).prompts[0].near_tie
 
 
 def test_near_ties_with_what_was_pushed_out_of_a_tree() -> None:
@@ -302,6 +333,17 @@ def test_what_a_root_says_below_a_path() -> None:
     assert [root[:2].tolist(), first[:2].tolist(), second[0]] == [[0.5, 0.25], [0.25, 0.125], 0.75]
     assert np.isnan(second[1:]).all()
     assert others == [None] * 3
+    # (2, 1) stands after (1, 1), of the same rank
+    deep = {(): (0.5, 0.4), (1,): (0.6,), (2,): (0.8,), (1, 1): (0.9,), (2, 1): (0.01,)}
+    asked: list[float] = []
+
+    class Deeper(Policy):
+        def draft(self, root: Any) -> int:
+            asked.extend(float(root.below(path)[0]) for path in ((1, 1), (2, 1)))
+            return 0
+
+    replay(offering(deep, [[0], [0]], 2), Deeper(), n_predict=0)
+    assert asked == pytest.approx([0.9, 0.01])
     replay(trace(prompt([[1]], 2)), Ask())
     assert heard[-1] == [0, *[None] * 6]
 

@@ -164,6 +164,22 @@ def test_end_of_generation(n_max, listed, drafted, accepted, reason, length):
         assert s.censored.sum() == 1
 
 
+def test_a_draft_that_p_min_stopped_after_the_end_of_generation():
+    recording = trace(prompt(END, depth=3, stop="eog", p_min_p=[[0.9, 0.9, 0.4]] * 2))
+    found = replay(recording, Chain(3, p_min=0.5))
+    assert lists(found) == [[(2, 2)]]
+    assert (found.snapshot.stopped.sum(), found.snapshot.censored[3, 2]) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", [GatedSiblings(3, p1_max=1.0, p2_min=0.1),
+                                    Tree([(1,), (2,), (1, 1)])])  # fmt: skip
+def test_nothing_was_cut_below_a_sibling(policy):
+    # a single token may be drafted; the second choice is right, and none would have followed it
+    found = replay(trace(prompt([[2, 0], [0], [0]], depth=3)), policy, n_predict=2)
+    assert lists(found)[0][0] == (2, 1)
+    assert (found.snapshot.censored[0, 1], found.snapshot.censored.sum()) == (1, 1)
+
+
 def test_a_sibling_that_ends_the_generation_is_accepted():
     recording = trace(prompt([[2]], depth=3, stop="eog"))
     found = replay(recording, GatedSiblings(2, p1_max=1.0, p2_min=0.1))
@@ -184,6 +200,9 @@ def test_a_target_without_logits():
     assert lists(found) == [[(3, 2), (3, 1)]]
     assert found.snapshot.invalid == 1
     assert found.prompts[0].stop == "nan"
+    # of two tokens each the verifications come out even with the text
+    found = replay(text(stop="nan"), Chain(2))
+    assert (found.tokens, found.prompts[0].stop) == (8, "nan")
 
 
 def test_a_head_without_logits():
@@ -212,6 +231,15 @@ def test_a_tree_fails_where_it_goes_on_from_no_logits(depth, tree, pair, steps):
     found = replay(text(p=p), tree, n_predict=0)
     assert lists(found) == [[pair]]
     assert found.totals.widths.tolist() == [steps]
+
+
+def test_a_tree_fails_where_nothing_is_known_of_the_head():
+    p = np.tile(np.float32(P), (8, 3, 1))
+    p[0, 0] = np.nan
+    recording = trace(prompt([[], *RANKS[1:]], depth=3, n_prompt=2, p=p))
+    found = replay(recording, Tree.chain(2), n_predict=0)
+    assert lists(found) == [[(0, 0)]]
+    assert (found.snapshot.invalid, found.snapshot.unresolved) == (1, 0)
 
 
 def test_a_shared_head_cannot_draft_at_the_first_position():

@@ -153,7 +153,7 @@ def test_the_search_replays_as_replay_does(seed, n_nodes, stop, data):
 def test_the_search_replays_up_to_every_kind_of_end(changes, header):
     # A root whose path is known for one token only, anywhere and nowhere.
     for gap in range(15):
-        ranks = [[1, 2, 1], [1, 1, 1], [2, 0]] * 4 + [[1, 2], [1]]
+        ranks = [[1, 2, 1], [1, 1, 1], [2, 0]] * 4 + [[1, 1], [1]]
         if gap < 14:
             ranks[gap] = ranks[gap][:1]
         recording = trace(prompt(ranks, depth=3, **changes), **header)
