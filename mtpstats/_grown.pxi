@@ -137,7 +137,7 @@ cdef void _grow(const Text *x, int r, int depth, const Growth *k, Grown *g) noex
                     break
                 value = values[i] * q
                 among = _offer(g, k.n_nodes, value)
-                if not among and (k.eager or rank >= k.width):
+                if not among and k.eager:
                     break       # nor are those that follow
                 o = &g.offers[g.n]
                 o.value, o.above, o.row = value, rows[i], -1
@@ -189,10 +189,10 @@ cdef bint _close_cut(const Text *x, int r, Grown *g, int accepted) noexcept nogi
             return g.first_out >= 0 and g.last_in < value * ratio
         if value < g.first_out * ratio:
             return True
-        if d + 1 < g.steps:
+        if d + 1 < g.steps:     # it was expanded or, for want of width, not
             if o.row >= 0 and value < g.first_narrow[d + 1] * ratio:
                 return True
-            if o.row < 0 and g.first_narrow[d + 1] >= 0 and g.last_wide[d + 1] < value * ratio:
+            if o.row < 0 and g.last_wide[d + 1] < value * ratio:
                 return True
         row = o.row
     return False
@@ -207,10 +207,7 @@ cdef int _grown(
     cdef int s, i, row = x.beam_at[r], accepted = 0, reached = 0, rank = 0, grew, deepest = 0
     cdef Offer *node
     cdef bint leaf = True
-    g.n_chosen = g.steps = 0
-    g.failed = False
-    if plan.limit > 0:
-        _grow(x, r, plan.limit, k, g)
+    _grow(x, r, plan.limit, k, g)
     while not g.failed and row >= 0 and _chosen_below(g, row, 0) != NULL:
         reached = accepted + 1
         rank = x.rank[r * x.depth + accepted]
@@ -228,8 +225,7 @@ cdef int _grown(
     grew = _branched(
         x, lim, r, o, 0 if g.failed else g.n_chosen, deepest, accepted, reached, leaf, g.failed,
         plan.reason if accepted == plan.limit else REASON_N_MAX,
-        o.near_tie < 0 and o.pairs != NULL and not g.failed and g.steps > 0
-        and _close_cut(x, r, g, accepted), sent, listed
+        o.near_tie < 0 and o.pairs != NULL and _close_cut(x, r, g, accepted), sent, listed
     )
     if grew:
         for s in range(g.steps):

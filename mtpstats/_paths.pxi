@@ -11,7 +11,6 @@ cdef class Paths:
     cdef Store store
     cdef Limits limits
     cdef int32_t *_end      # [roots of all texts] the deepest node of each root's path
-    cdef uint8_t *_long     # [roots of all texts] how long that path is in the trace
     cdef int64_t *_start    # [texts] where a text's roots start in it
     cdef const int32_t[::1] _parent
     cdef const uint8_t[::1] _depth
@@ -29,10 +28,9 @@ cdef class Paths:
         self.limits.n_predict = n_predict
         self.limits.n_ctx = n_ctx
         self._end = <int32_t *>malloc((store.roots + 1) * sizeof(int32_t))
-        self._long = <uint8_t *>malloc(store.roots + 1)
         self._start = <int64_t *>malloc((store.n + 1) * sizeof(int64_t))
         child = <int32_t *>calloc(size * 9, sizeof(int32_t))
-        if self._end == NULL or self._long == NULL or self._start == NULL or child == NULL:
+        if self._end == NULL or self._start == NULL or child == NULL:
             free(child)
             raise MemoryError
         self.n = 1
@@ -61,11 +59,9 @@ cdef class Paths:
                 place += 1
         self._name(child)
         free(child)
-        for place in range(store.roots):
-            self._long[place] = self._depth[self._end[place]]
 
     def keep(self, const uint8_t[::1] kept not None):
-        """Leave out the nodes that are 0 in ``kept`` (uint8[n]), with all below them.
+        """Leave out the nodes that are 0 in ``kept`` (uint8[n]), as all below them must be.
 
         Paths then end at the last node that is left. Numbers of nodes change, their order does not.
         """
@@ -73,7 +69,7 @@ cdef class Paths:
         cdef int64_t place
         cdef int32_t[::1] now = np.zeros(self.n, np.int32)
         for at in range(1, self.n):
-            if kept[at] and (self._parent[at] == 0 or now[self._parent[at]]):
+            if kept[at]:
                 now[at] = n
                 n += 1
         for place in range(self.store.roots):
@@ -104,7 +100,6 @@ cdef class Paths:
 
     def __dealloc__(self):
         free(self._end)
-        free(self._long)
         free(self._start)
 
     cdef int64_t _easy(self, const Text *x, int depth) noexcept nogil:
@@ -193,13 +188,13 @@ cdef class Paths:
                     accepted = min(<int>reach[at], plan.limit)
                     root = x.first + r
                     if root + accepted + 1 >= x.tokens:
-                        if accepted == 0 or root + accepted != x.eog:
+                        if root + accepted != x.eog:
                             break
                         o.stop = STOP_EOG
                         accepted -= 1
                     elif (
-                        accepted == self._long[self._start[i] + r] and accepted < plan.limit
-                        and inner[at] and x.rank[r * x.depth + accepted] == UNKNOWN
+                        accepted < plan.limit and inner[at]
+                        and x.rank[r * x.depth + accepted] == UNKNOWN
                     ):
                         break
                     elif root + accepted + 1 == x.eog:

@@ -6,7 +6,7 @@ is a run's way through one text for a policy that decides in Python. :class:`Pat
 rank path of a trace as a trie, for the search of trees. ``mtpstats.replay`` has the rules.
 """
 
-from libc.math cimport INFINITY, isnan
+from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
@@ -196,6 +196,7 @@ cdef class Store:
         return 0
 
     cdef bint _hole(self, const Text *x, int64_t r) noexcept nogil:
+        # Where the text ends there is none, or no text had roots that are easy to replay.
         cdef const uint8_t *rank = x.rank + r * x.depth
         cdef int d = 0
         while d < x.depth and rank[d] != 0 and rank[d] != UNKNOWN:
@@ -249,9 +250,9 @@ cdef class Run:
         full: also count as a collector, list verifications and look for near ties.
 
     Arrays, int64 over prompts: ``tokens`` (generated), ``verifications``, ``drafted`` (nodes),
-    ``accepted``, ``near_tie``, ``stop``; ``rows``, ``widths`` and ``lengths`` also by what they
-    count. ``counters`` uint64[prompts, all counters] and ``pairs`` int32[verifications, 2] are
-    None unless ``full``.
+    ``accepted``, ``near_tie``, ``stop`` (says nothing if uniform); ``rows``, ``widths`` and
+    ``lengths`` also by what they count. ``counters`` uint64[prompts, all counters] and ``pairs``
+    int32[verifications, 2] are None unless ``full``.
     """
 
     cdef Store store
@@ -344,7 +345,6 @@ cdef class Run:
                     for r in range(x.roots):
                         if _counts(x, &self.limits, r):
                             o.tokens += _verified(p, x, &self.limits, r, o)
-                            o.stop = GOING
                 else:
                     r = 0
                     while _may_go_on(x, &self.limits, r, o):
@@ -357,11 +357,11 @@ cdef class Run:
         """A chain; ``gate``: (p1_max, p2_min, p3_min) of its siblings."""
         cdef Rule k
         cdef Fixed p
+        memset(&k, 0, sizeof(k))
         k.n_max = n_max
         k.n_min = n_min
         k.p_min = p_min
         k.gated = gate is not None
-        k.p1_max, k.p2_min, k.p3_min = 0.0, INFINITY, INFINITY
         if gate is not None:
             k.p1_max, k.p2_min, k.p3_min = gate
         memset(&p, 0, sizeof(p))

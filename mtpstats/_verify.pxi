@@ -147,7 +147,7 @@ cdef int _chain(
                 drafted = d
                 break
     steps = drafted + (1 if stop >= 0 or failed else 0)
-    dropped = not failed and plan.n_steps > 0 and drafted < k.n_min
+    dropped = drafted < k.n_min
     length = 0 if failed or dropped else min(drafted, plan.limit)
     accepted = greedy = min(<int>x.greedy[r], length)
     nodes = length
@@ -163,8 +163,8 @@ cdef int _chain(
                     side = side or (d == greedy and x.rank[r * x.depth + d] == 3)
         if side:
             accepted += 1
-    inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
-    ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
+    inside = root + accepted == x.eog
+    ended = inside or root + accepted + 1 == x.eog
     whole = side or accepted == length
     if not inside and (
         (root + accepted + 1 >= x.tokens and not lim.uniform)
@@ -216,7 +216,7 @@ cdef int _chain(
 cdef struct Nodes:
     int32_t n               # nodes without the root
     int32_t depth
-    int32_t trunk           # length of the all-rank-1 path
+    int32_t trunk           # nodes with children on the all-rank-1 path, the root too
     int16_t[1024][9] child  # by rank 1..8, -1: none
     int16_t[1024] children
     int32_t[18] within      # nodes down to a depth
@@ -252,8 +252,8 @@ cdef class Shape:
                 self.t.width[depths[i]] += 1
             for d in range(depths[i], DEPTH + 1):
                 self.t.within[d] += 1 if i else 0
-        at = self.t.child[0][1]
-        while at >= 0:
+        at = 0
+        while at >= 0 and self.t.children[at]:
             self.t.trunk += 1
             at = self.t.child[at][1]
         self.n = self.t.n
@@ -307,8 +307,8 @@ cdef int _branched(
     for this ``reason``. ``doubtful``: noise could have drafted others.
     """
     cdef int d, counted, root = x.first + r * x.every
-    cdef bint inside = x.eog >= 0 and accepted > 0 and root + accepted == x.eog
-    cdef bint ended = inside or (x.eog >= 0 and root + accepted + 1 == x.eog)
+    cdef bint inside = root + accepted == x.eog
+    cdef bint ended = inside or root + accepted + 1 == x.eog
     cdef const float *p = NULL
     cdef double top10 = 0, p_top10 = 0
     if not inside and (
@@ -346,11 +346,14 @@ cdef int _tree(
     """As ``_chain`` for a tree."""
     cdef Plan plan = _plan(x, lim, r, t.depth, 0)
     cdef int d, at = 0, accepted = 0, reached = 0, rank = 0, nodes, grew
-    cdef int limit = plan.limit
+    cdef int limit = plan.limit, steps = limit
     cdef bint failed = False
     if x.gaps:
-        for d in range(min(limit, max(t.trunk, 1))):
-            failed = failed or isnan(x.p[(r * x.depth + d) * RANKS])
+        for d in range(min(limit, t.trunk)):
+            if isnan(x.p[(r * x.depth + d) * RANKS]):
+                failed = True
+                steps = d + 1
+                break
     nodes = 0 if failed else t.within[limit]
     while nodes and accepted < limit and t.children[at]:
         reached = accepted + 1
@@ -365,7 +368,7 @@ cdef int _tree(
         plan.reason if t.children[at] else REASON_N_MAX, False, sent, listed
     )
     if grew:
-        for d in range(1 if failed else limit):
+        for d in range(steps):
             o.widths[1 if d == 0 else t.width[d]] += 1
     return grew
 

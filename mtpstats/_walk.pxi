@@ -60,7 +60,6 @@ cdef class Walk:
             for self.r in range(self.x.roots):
                 if _counts(self.x, lim, self.r):
                     self.o.tokens += self._once(draft, verified, shape_of)
-                    self.o.stop = GOING
             return
         while _may_go_on(self.x, lim, self.r, self.o):
             self.r += self._once(draft, verified, shape_of)

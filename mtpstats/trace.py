@@ -181,6 +181,8 @@ class TracedPrompt:
             raise self._wrong(f"n_prompt {self.n_prompt} does not fit {n} tokens")
         if self.stop not in STOPS:
             raise self._wrong(f"stop {printable(repr(self.stop))} is none of {', '.join(STOPS)}")
+        if self.stop == "eog" and n == self.n_prompt:
+            raise self._wrong("stop is 'eog', and no token was generated")
         if not 0 <= self.n_ctx < 2**31:
             raise self._wrong(f"n_ctx is {self.n_ctx}")
         if self.tokens.size and self.tokens.min() < 0:

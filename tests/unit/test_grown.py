@@ -139,6 +139,97 @@ def test_near_ties_at_the_edge_of_a_tree(rank: int, values: Any, tie: int | None
     assert replay(trace(one, width=1), OptTree(2, 1, 1)).prompts[0].near_tie == tie
 
 
+def offering(paths: dict[Any, Any], ranks: list[list[int]], width: int) -> Trace:
+    """A text whose roots all offer ``paths``."""
+    depth = max(map(len, paths)) + 1
+    layers = [sorted(path for path in paths if len(path) == d) for d in range(depth)]
+    nodes = [
+        (d, layers[d - 1].index(path[:-1]) if d else 0, path[-1] if d else 0)
+        for d, layer in enumerate(layers)
+        for path in layer
+    ]
+    one = prompt(
+        ranks, depth, width=width,
+        beam_node=np.tile(np.uint8(nodes), (len(ranks), 1)),
+        beam_p=np.tile(rows(*(paths[path] for layer in layers for path in layer)), (len(ranks), 1)),
+    )  # fmt: skip
+    return trace(one, width=width)
+
+
+@pytest.mark.parametrize(
+    ("paths", "path", "policy", "pair", "widths"),
+    [
+        # Equals at the edge of a step's rows: (1), not (2).
+        ({(): (0.25, 0.25), (1,): (0.5,)}, [1, 1], OptTree(9, 2, 1), [3, 2], [0, 2]),
+        # (2, 1), 0.3, takes the row of (1, 2), not of (1, 1), both 0.2.
+        (
+            {(): (0.5, 0.4), (1,): (0.4, 0.4), (2,): (0.75,), (1, 1): (0.9,), (2, 1): (0.1,)},
+            [1, 1, 1], OptTree(9, 3, 2), [7, 3], [0, 1, 2],
+        ),
+        # (2, 1), 0.32, puts (1, 1), 0.3, out of the tree, which is then not expanded.
+        (
+            {(): (0.5, 0.4), (1,): (0.6,), (2,): (0.8,), (1, 1): (0.9,), (2, 1): (0.01,)},
+            [2, 1, 0], OptTree(3, 3, 2), [3, 2], [0, 2, 1],
+        ),
+    ],
+)  # fmt: skip
+def test_which_nodes_are_expanded(
+    paths: Any, path: list[int], policy: Any, pair: list[int], widths: list[int]
+) -> None:
+    found = replay(offering(paths, [path, [0], [0], [0]], policy.width), policy, n_predict=0)
+    assert found.prompts[0].verifications.tolist() == [pair]
+    assert found.totals.widths.tolist() == [widths]
+
+
+def close(paths: dict[Any, Any], ranks: list[list[int]], policy: Any, **options: Any) -> int | None:
+    """The first near tie of a text whose roots all offer ``paths``."""
+    recording = offering(paths, ranks, policy.width)
+    return replay(recording, policy, **options).prompts[0].near_tie
+
+
+def test_near_ties_with_what_was_pushed_out_of_a_tree() -> None:
+    # (1, 1), 0.252, took the place of (2), 0.25, which was right.
+    assert close({(): (0.5, 0.25), (1,): (0.504,)}, [[2], [0], [0]], OptTree(2, 2, 1)) == 0
+    assert close({(): (0.5, 0.25), (1,): (0.52,)}, [[2], [0], [0]], OptTree(2, 2, 1)) is None
+    # One candidate a node, and all are in the tree: the second is no closer for being likelier
+    # than the last.
+    one = {(): (0.5, 0.27), (1,): (0.5,)}
+    assert close(one, [[2], [0], [0]], Eagle2(9, 2, 1)) is None
+
+
+def test_near_ties_of_what_is_expanded() -> None:
+    # In one row only (1) goes on, 0.5, not (2). After it comes a miss.
+    for second, tie in ((0.499, 0), (0.49, None)):
+        assert close({(): (0.5, second), (1,): (0.3,)}, [[1, 0], [0]], OptTree(9, 2, 1)) == tie
+    # Of two rows, (1, 1), 0.3, and (2, 1), 0.204, the latter took the place of (1, 2), 0.201: their
+    # quotient is 1.015, and two steps of 1.01 each led to them.
+    two = {(): (0.5, 0.4), (1,): (0.6, 0.402), (2,): (0.51,), (1, 1): (0.3,), (2, 1): (0.3,)}
+    for path, tie in (([2, 1, 0], 0), ([1, 2, 0], 0), ([1, 1, 0], None)):
+        assert close(two, [path, [0], [0], [0]], OptTree(9, 3, 2)) == tie
+    # Root 2 has a single step, after which nothing is expanded.
+    roots = [[1, 0], [0], [1, 0], [0], [0], [0]]
+    steps = {(): (0.5, 0.25), (1,): (0.3,)}
+    assert close(steps, roots, OptTree(9, 2, 1), n_predict=4) is None
+
+
+def test_near_ties_of_where_a_tree_stops_growing() -> None:
+    for first, tie in ((0.3004, 0), (0.301, None)):
+        offered = {(): (first,), (1,): (0.5,)}
+        assert close(offered, [[0], [0]], OptTree(9, 2, 1, 0.3)) == tie
+    # Without a delta any gain will do.
+    offered = {(): (0.5,), (1,): (0.0005,), (1, 1): (0.5,)}
+    assert close(offered, [[0], [0]], OptTree(9, 3, 1)) is None
+    # (1) has no candidates, and almost (2) had gone on.
+    assert close({(): (0.5, 0.498), (1,): ()}, [[1], [0]], OptTree(1, 2, 1)) == 0
+
+
+def test_what_stands_before_a_text_s_beams_is_not_read() -> None:
+    one = hand([[2, 1], [3, 1], [0], [1, 0], [1]])
+    node = np.concatenate([np.zeros((1, 3), np.uint8), one.beam_node])
+    found = replay(trace(replace(one, beam_node=node[1:]), width=2), OptTree(3, 2, 2))
+    assert found.prompts[0].verifications.tolist() == [[3, 2], [3, 1]]
+
+
 # ---- against plain Python
 
 
@@ -242,6 +333,17 @@ def test_what_a_root_says_below_a_path() -> None:
     assert [root[:2].tolist(), first[:2].tolist(), second[0]] == [[0.5, 0.25], [0.25, 0.125], 0.75]
     assert np.isnan(second[1:]).all()
     assert others == [None] * 3
+    # (2, 1) stands after (1, 1), of the same rank
+    deep = {(): (0.5, 0.4), (1,): (0.6,), (2,): (0.8,), (1, 1): (0.9,), (2, 1): (0.01,)}
+    asked: list[float] = []
+
+    class Deeper(Policy):
+        def draft(self, root: Any) -> int:
+            asked.extend(float(root.below(path)[0]) for path in ((1, 1), (2, 1)))
+            return 0
+
+    replay(offering(deep, [[0], [0]], 2), Deeper(), n_predict=0)
+    assert asked == pytest.approx([0.9, 0.01])
     replay(trace(prompt([[1]], 2)), Ask())
     assert heard[-1] == [0, *[None] * 6]
 

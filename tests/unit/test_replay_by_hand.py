@@ -96,9 +96,17 @@ def test_a_text_cut_off_by_its_context_is_replayed_in_it():
     # root 0 at position 1, root 3 at 4, then at 6: 9 - 6 - 2 leaves one token
     assert lists(found) == [[(2, 2), (2, 1), (1, 1), (0, 0)]]
     assert found.prompts[0].stop == "context"
-    assert replay(recording, Chain(2), n_ctx=6).prompts[0].stop == "context"
+    # a smaller one counts instead: 6 - 1 - 2 leaves three tokens, 6 - 4 - 2 none
+    smaller = replay(recording, Chain(2), n_ctx=6)
+    assert (lists(smaller), smaller.prompts[0].stop) == ([[(2, 2), (0, 0), (0, 0)]], "context")
     with pytest.raises(InputError, match="recorded up to the end of a context of 9"):
         replay(recording, Chain(2), n_ctx=10)
+
+
+def test_the_context_of_a_text_that_it_did_not_end_is_no_limit():
+    # root 5 at position 6 of 10 has room for two; but three are drafted, and the text ends
+    assert lists(replay(text(n_ctx=10), Chain(3))) == [[(3, 2), (3, 1)]]
+    assert lists(replay(text(), Chain(3), n_ctx=10)) == [[(3, 2), (3, 1), (2, 2)]]
 
 
 def test_short_drafts_are_thrown_away():
@@ -119,6 +127,17 @@ def test_a_draft_grows_past_the_cut_for_n_min():
     assert lists(found) == [[(2, 2), (3, 1)]]
     assert found.snapshot.cut_tokens == 1
     assert found.totals.widths.tolist() == [[0, 6]]
+
+
+def test_a_draft_grows_a_token_past_the_context_for_n_min():
+    # root 0 at position 1 of 5 has room for two, the third is cut; root 3 has none
+    found = replay(text(), Chain(3, n_min=3), n_ctx=5)
+    assert lists(found) == [[(2, 2), (0, 0)]]
+    assert (found.snapshot.cut_tokens, found.snapshot.dropped_drafts) == (1, 0)
+    # of 4 there is room for one, and two are too few
+    found = replay(text(), Chain(3, n_min=3), n_ctx=4)
+    assert lists(found) == [[(0, 0), (0, 0), (0, 0)]]
+    assert (found.snapshot.dropped_drafts, found.snapshot.dropped_tokens) == (1, 2)
 
 
 END = [[1, 1], [1]]  # of 3 tokens, the last one ends the generation
@@ -145,6 +164,22 @@ def test_end_of_generation(n_max, listed, drafted, accepted, reason, length):
         assert s.censored.sum() == 1
 
 
+def test_a_draft_that_p_min_stopped_after_the_end_of_generation():
+    recording = trace(prompt(END, depth=3, stop="eog", p_min_p=[[0.9, 0.9, 0.4]] * 2))
+    found = replay(recording, Chain(3, p_min=0.5))
+    assert lists(found) == [[(2, 2)]]
+    assert (found.snapshot.stopped.sum(), found.snapshot.censored[3, 2]) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", [GatedSiblings(3, p1_max=1.0, p2_min=0.1),
+                                    Tree([(1,), (2,), (1, 1)])])  # fmt: skip
+def test_nothing_was_cut_below_a_sibling(policy):
+    # a single token may be drafted; the second choice is right, and none would have followed it
+    found = replay(trace(prompt([[2, 0], [0], [0]], depth=3)), policy, n_predict=2)
+    assert lists(found)[0][0] == (2, 1)
+    assert (found.snapshot.censored[0, 1], found.snapshot.censored.sum()) == (1, 1)
+
+
 def test_a_sibling_that_ends_the_generation_is_accepted():
     recording = trace(prompt([[2]], depth=3, stop="eog"))
     found = replay(recording, GatedSiblings(2, p1_max=1.0, p2_min=0.1))
@@ -165,6 +200,9 @@ def test_a_target_without_logits():
     assert lists(found) == [[(3, 2), (3, 1)]]
     assert found.snapshot.invalid == 1
     assert found.prompts[0].stop == "nan"
+    # of two tokens each the verifications come out even with the text
+    found = replay(text(stop="nan"), Chain(2))
+    assert (found.tokens, found.prompts[0].stop) == (8, "nan")
 
 
 def test_a_head_without_logits():
@@ -182,6 +220,8 @@ def test_a_head_without_logits():
     [
         (0, Tree([(2,)]), (0, 0), [0, 1]),
         (0, Tree.chain(2), (0, 0), [0, 1]),
+        (1, Tree.chain(2), (0, 0), [0, 2]),
+        (1, Tree([(1,), (2,), (1, 2), (2, 1), (2, 2)]), (0, 0), [0, 1, 1]),
         (1, Tree([(1,), (2,), (2, 1)]), (3, 1), [0, 2]),
     ],
 )
@@ -191,6 +231,15 @@ def test_a_tree_fails_where_it_goes_on_from_no_logits(depth, tree, pair, steps):
     found = replay(text(p=p), tree, n_predict=0)
     assert lists(found) == [[pair]]
     assert found.totals.widths.tolist() == [steps]
+
+
+def test_a_tree_fails_where_nothing_is_known_of_the_head():
+    p = np.tile(np.float32(P), (8, 3, 1))
+    p[0, 0] = np.nan
+    recording = trace(prompt([[], *RANKS[1:]], depth=3, n_prompt=2, p=p))
+    found = replay(recording, Tree.chain(2), n_predict=0)
+    assert lists(found) == [[(0, 0)]]
+    assert (found.snapshot.invalid, found.snapshot.unresolved) == (1, 0)
 
 
 def test_a_shared_head_cannot_draft_at_the_first_position():
@@ -243,6 +292,18 @@ def test_tree():
     assert s.unresolved == 1
     assert found.totals.rows.tolist() == [[0, 0, 0, 0, 3]]
     assert found.totals.widths.tolist() == [[0, 6]]
+
+
+def test_shares_of_the_ten_best_are_at_most_1():
+    sure = [1.0, *[0.0] * 7]
+    # root 0 is at (2, 1), off the head's own path; of its sum the last bit is missing
+    recording = trace(prompt([[2, 1], [0], [0]], 2, off_p=[sure], off_top10=[0.999]))
+    s = replay(recording, Tree([(2,), (2, 1)])).snapshot
+    assert (s.sum_p[1, 0], s.sum_p_top10[1, 0]) == (1.0, 1.0)
+    assert s.calib_p1[1, 9].tolist() == [1, 1]
+    # ten best that come to nothing: only the share that was recorded counts
+    s = replay(trace(prompt([[1], [0]], 1, top10=np.zeros((2, 1)))), Chain(1), n_predict=0).snapshot
+    assert s.sum_p_top10[0].tolist() == pytest.approx([P[0] / TOP10, *[0.0] * 7], abs=1e-7)
 
 
 def test_a_tree_s_head_runs_every_node_with_children_once_a_step():

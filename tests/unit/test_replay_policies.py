@@ -49,6 +49,13 @@ def test_a_policy_in_python_sees_its_root_and_hears_what_became_of_it():
     assert found.totals.widths.tolist() == [[0, 2 + 2 + 3]]
 
 
+def test_steps_of_the_head_are_counted_however_short_the_draft_was_cut():
+    for draft in (3, Tree.chain(3)):
+        found = replay(text(), Recorded((draft, 5), 0, 0, 0), n_predict=2)
+        assert lists(found)[0][0] == (1, 1)
+        assert found.totals.widths.tolist() == [[0, 5]]
+
+
 @pytest.mark.parametrize(
     ("draft", "words"),
     [

@@ -248,6 +248,11 @@ def test_foreign_and_future_files(content, words, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_the_end_of_a_text_is_a_token_of_it():
+    with pytest.raises(InputError, match="stop is 'eog', and no token was generated"):
+        prompt([], depth=3, stop="eog")
+
+
 def test_missing_directory_and_pipe(tmp_path):
     with pytest.raises(InputError, match="cannot be read: No such file"):
         Trace.load(tmp_path / "none.trace")

@@ -140,6 +140,32 @@ def test_the_search_replays_as_replay_does(seed, n_nodes, stop, data):
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "header"),
+    [
+        ({}, {}),
+        ({"stop": "eog"}, {}),
+        ({"stop": "context", "n_ctx": 12}, {}),
+        ({"stop": "nan"}, {}),
+        ({}, {"heads": "shared"}),
+    ],
+)
+def test_the_search_replays_up_to_every_kind_of_end(changes, header):
+    # A root whose path is known for one token only, anywhere and nowhere.
+    for gap in range(15):
+        ranks = [[1, 2, 1], [1, 1, 1], [2, 0]] * 4 + [[1, 1], [1]]
+        if gap < 14:
+            ranks[gap] = ranks[gap][:1]
+        recording = trace(prompt(ranks, depth=3, **changes), **header)
+        for n_predict in range(16):
+            search = trees._Search(recording, 12, n_predict)
+            for tree in (Tree.chain(2), Tree([(1,), (2,), (1, 2), (1, 1), (1, 1, 1)])):
+                nodes = [i for i in range(1, search.paths.n) if search.path(i) in tree.paths]
+                found = totals(recording, search.tree(nodes), n_predict=n_predict)
+                score, _ = search.walk(frozenset(nodes), np.ones(1, np.int64))
+                assert score == (found.tokens[0], found.verifications[0])
+
+
 def test_rare_paths_do_not_change_the_best_trees(monkeypatch):
     recording = trace(*(by_chance(i, n_generated=400, depth=4, name=f"p{i}") for i in range(3)))
     before = best_trees(recording, 8)
