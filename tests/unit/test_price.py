@@ -146,7 +146,8 @@ def test_flags_are_those_of_llama_server() -> None:
 
 def test_names() -> None:
     class Own(Policy):
-        pass
+        def draft(self, root: object) -> int:
+            return 0
 
     named = {
         NO_DRAFTING: ("none", "no drafting"),
