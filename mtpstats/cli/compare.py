@@ -45,8 +45,9 @@ def command(results: tuple[Path, ...], check: CompareOptions, form: ComparisonFo
     from mtpstats.compare import compare
     from mtpstats.report import comparison
 
-    first, *others = zip(map(str, results), read_results(results), strict=True)
-    found = [compare(first, other) for other in others]
+    with read_results(results) as read:
+        first, *others = zip(map(str, results), read, strict=True)
+        found = [compare(first, other) for other in others]
     if form.json:
         to_stdout(json.dumps(comparison.as_json(found), indent=1) + "\n")
     elif form.markdown:

@@ -48,8 +48,8 @@ def command(results: tuple[Path, ...], output: options.OutputOptions) -> None:
     from mtpstats.cli.result_files import read_results
     from mtpstats.merge import merge
 
-    names = [str(path) for path in results]
-    merged = merge(list(zip(names, read_results(results), strict=True)))
+    with read_results(results) as read:
+        merged = merge(list(zip(map(str, results), read, strict=True)))
     deliver(merged, output)
     _say_what_is_missing(merged["settings"].get("shard"), len(merged["prompts"]))
 

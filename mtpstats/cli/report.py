@@ -47,22 +47,22 @@ def command(result: Path, form: ReportForm) -> None:
     from mtpstats import result as results
     from mtpstats.cli.result_files import read_results
 
-    (read,) = read_results([result])
     more = []
     if form.plan is not None:
         from mtpstats.report import planned
 
         more.append(planned.chart(form.plan, form.validation))
-    for path in files:
-        results.check_writable(path)
-    if form.html is not None:
-        from mtpstats.report import page
+    with read_results([result]) as (read,):
+        for path in files:
+            results.check_writable(path)
+        if form.html is not None:
+            from mtpstats.report import page
 
-        results.write_file(form.html, page.render(read, more).encode())
-    if form.plot is not None:
-        results.write_file(form.plot, _picture(form.plot, read, more))
-    if form.markdown or form.csv or form.json or not files:
-        to_stdout(_rendered(read, form))
+            results.write_file(form.html, page.render(read, more).encode())
+        if form.plot is not None:
+            results.write_file(form.plot, _picture(form.plot, read, more))
+        if form.markdown or form.csv or form.json or not files:
+            to_stdout(_rendered(read, form))
 
 
 def _picture(path: Path, read: dict[str, Any], more: Sequence[Chart]) -> bytes:

@@ -61,8 +61,10 @@ def last_words(text: str, rescue: Callable[[], str] | None = None) -> NoReturn:
     saved = "nothing was written"
     try:
         if rescue is not None:
-            saved = rescue()
-            flush()
+            try:
+                saved = rescue()
+            finally:  # a table may be printed whose file was not written
+                flush()
     except BaseException as error:  # whatever it is, llama.cpp would abort the process
         saved = f"what was finished is lost: {printable(str(error))}"
     where = text.rsplit("/", 1)[-1].strip()

@@ -295,8 +295,10 @@ def damaged(rng: random.Random, record: Any, paths: list[tuple[Any, ...]]) -> An
     return record
 
 
-def check(command: list[object], out: Path, capfd: pytest.CaptureFixture[str]) -> int:
-    """Run a command, which either does its work or refuses, and return its exit code."""
+def check(
+    command: list[object], out: Path, capfd: pytest.CaptureFixture[str], named: Path | None = None
+) -> int:
+    """Run a command, which does its work or refuses, naming a file, and return its exit code."""
     out.unlink(missing_ok=True)
     code = cli.main([str(word) for word in command])
     told = capfd.readouterr()
@@ -307,6 +309,7 @@ def check(command: list[object], out: Path, capfd: pytest.CaptureFixture[str]) -
         assert told.out == ""
         assert told.err.startswith("mtpstats: error: ")
         assert told.err.count("\n") == 1
+        assert named is None or str(named) in told.err, (command, told.err)
         assert not out.exists()
     else:
         assert told.err == ""
@@ -346,8 +349,20 @@ def test_damaged_json(good, tmp_path, capfd, kind, n):
     for i in range(n):
         text = json.dumps(damaged(rng, record, paths), ensure_ascii=bool(i % 2))
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        codes.add(check(rng.choice(forms(kind, good, path, out)), out, capfd))
+        codes.add(check(rng.choice(forms(kind, good, path, out)), out, capfd, path))
     assert codes == {0, 2}
+
+
+@pytest.mark.parametrize("of_total", [False, True])
+def test_damaged_counters_are_refused_by_the_name_of_the_file(good, tmp_path, capfd, of_total):
+    record = one_result()
+    counted = record["total"] if of_total else record["prompts"][1]
+    counted["positions"]["reached"][0] = 2**40
+    path, out = tmp_path / "damaged.json", tmp_path / "out"
+    path.write_text(json.dumps(record))
+    for command in forms("result", good, path, out):
+        refused = check(command, out, capfd, path) == 2
+        assert refused or (of_total and command[0] in ("compare", "merge"))  # they add up anew
 
 
 def sealed(record: dict[str, Any]) -> bytes:
