@@ -97,13 +97,11 @@ def main(args: Sequence[str] | None = None) -> int:
     streams.prepare()
     arguments = list(sys.argv[1:] if args is None else args)
     try:
-        try:
-            if COMPLETE in os.environ:
-                return _completed(os.environ[COMPLETE])
-            with Watch(), cli.make_context("mtpstats", arguments) as ctx:
-                cli.invoke(ctx)
-        finally:
-            streams.flush()
+        if COMPLETE in os.environ:
+            return _completed(os.environ[COMPLETE])
+        with Watch(), cli.make_context("mtpstats", arguments) as ctx:
+            cli.invoke(ctx)
+        streams.flush()
     except click.exceptions.Exit as done:
         return done.exit_code
     except BrokenPipeError:
@@ -121,6 +119,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _failed("not enough memory", 1)
     except OSError as error:
+        streams.discard()
         return _failed(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except Exception as error:
         kind = type(error).__name__
@@ -136,7 +135,11 @@ def _completed(instruction: str) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    """Print one plain line and return the exit code."""
+    """Print one plain line and return the exit code; what was printed before comes first."""
+    try:
+        streams.flush()
+    except OSError as error:
+        message += f"; standard output: {error.strerror or error}"
     try:
         if os.environ.get("MTPSTATS_TRACEBACK") == "1":
             traceback.print_exc()

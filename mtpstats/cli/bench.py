@@ -14,7 +14,7 @@ from mtpstats.cli import spread as spreading
 from mtpstats.cli.long_options import LongRunOptions
 from mtpstats.cli.output import check, deliver, journal
 from mtpstats.cli.spread_options import SpreadOptions
-from mtpstats.cli.streams import last_words, show_log, to_stderr
+from mtpstats.cli.streams import discard, last_words, show_log, to_stderr
 from mtpstats.cli.tree import TreeOptions, draft_settings
 from mtpstats.errors import MtpStatsError, SetAside
 
@@ -181,6 +181,9 @@ def _deliver_stopped(
             deliver(stop.result, output)
         except MtpStatsError as error:
             stop.add(f"; {error}")
+        except OSError as error:
+            stop.add(f"; standard output: {error.strerror or error}")
+            discard()
     stop.add(_advice(keeper))
 
 

@@ -30,9 +30,12 @@ def prepare() -> None:
 
 
 def to_stdout(text: str) -> None:
-    """Write to standard output; a closed one is no error."""
+    """Write to standard output; one that is closed or read no more is no error."""
     if sys.stdout is not None:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except BrokenPipeError:
+            abandon(sys.stdout)
 
 
 def to_stderr(text: str) -> None:
@@ -76,9 +79,12 @@ def last_words(text: str, rescue: Callable[[], str] | None = None) -> NoReturn:
 
 
 def flush() -> None:
-    """Write out what standard output still holds."""
+    """Write out what standard output still holds; a reader that went away does not want it."""
     if sys.stdout is not None:
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            abandon(sys.stdout)
 
 
 def discard() -> None:

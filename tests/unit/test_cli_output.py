@@ -349,6 +349,50 @@ def test_full_disk_under_standard_output_is_one_line():
     assert b"output: No space left on device" in done.stderr
 
 
+ENDED = """
+import sys
+from mtpstats import cli, run
+from mtpstats.cli import streams
+from mtpstats.errors import CheckFailed, Interrupted
+from mtpstats.report import text
+text.render = lambda result: "table" * int(sys.argv[2])
+def fake(*args, **hooks):
+    if sys.argv[1] == "stopped":
+        raise run.BenchStopped({"prompts": [{}], "settings": {"n_prompts": 2}})
+    streams.to_stdout("table" * int(sys.argv[2]))
+    raise CheckFailed("worse") if sys.argv[1] == "worse" else Interrupted("interrupted")
+run.bench = fake
+sys.exit(cli.main(["bench"]))
+"""
+
+
+SAID = {
+    "stopped": (130, "interrupted: 1 of 2 prompts were finished"),
+    "interrupted": (130, "interrupted"),
+    "worse": (3, "worse"),
+}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["nobody reads", "disk full"])
+@pytest.mark.parametrize(
+    ("how", "times"),  # once stays in a buffer to the end; so many times is beyond all buffers
+    [("stopped", 1), ("stopped", 100_000), ("interrupted", 1), ("worse", 1)],
+)
+def test_a_lost_table_does_not_change_how_a_run_ended(how, times, full):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as disk, open(writing, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-c", ENDED, how, str(times)],
+            stdout=disk if full else pipe, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+    code, said = SAID[how]
+    lost = "; standard output: No space left on device" if full else ""
+    assert done.stderr == f"mtpstats: error: {said}{lost}\n"
+    assert done.returncode == code
+
+
 CTRL_C = "import signal; signal.raise_signal(signal.SIGINT)"
 
 
