@@ -25,9 +25,11 @@ __all__ = ["Completion", "Server"]
 
 HOST: Final = "127.0.0.1"
 START_SECONDS: Final = 600.0
+HEALTH_SECONDS: Final = 5.0
 STOP_SECONDS: Final = 10.0
 LAST_WORDS: Final = 300
 MAX_LOG: Final = 1 << 20
+MAX_SECONDS: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Server(Closing):
     """A running ``llama-server``.
 
     Args:
-        program: its file.
+        program: its file, or a name that is looked up as a shell does.
         flags: model and everything else but host and port.
         start_seconds: how long it may take to load.
 
@@ -62,7 +64,9 @@ class Server(Closing):
             free.bind((HOST, 0))
             self._port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [str(program), *flags, "--host", HOST, "--port", str(self._port)]
+        # A path loses its "./", without which it would be looked up.
+        found = program.absolute() if program.exists() else program
+        command = [str(found), *flags, "--host", HOST, "--port", str(self._port)]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
@@ -85,7 +89,7 @@ class Server(Closing):
             if code is not None:
                 raise MtpStatsError(f"{self._name} ended with code {code}: {self._last_words()}")
             try:
-                if self._ask("GET", "/health")[0] == 200:
+                if self._ask("GET", "/health", timeout=HEALTH_SECONDS)[0] == 200:
                     return
             except OSError:
                 pass
@@ -95,9 +99,11 @@ class Server(Closing):
                 )
             sleep(0.05)
 
-    def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def _ask(
+        self, method: str, path: str, body: Any = None, timeout: float | None = None
+    ) -> tuple[int, Any]:
         # A proxy of the environment has no say: http.client knows of none.
-        connection = http.client.HTTPConnection(HOST, self._port)
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=timeout)
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json"})
@@ -139,11 +145,13 @@ class Server(Closing):
             raise MtpStatsError(f"{self._name} gave no completion (HTTP {status}): {said}")
         try:
             seconds = float(timings["predicted_ms"]) / 1e3
+            if not 0 < seconds < MAX_SECONDS:
+                raise ValueError
             # The first token comes with the prompt: its own rate leaves that one out.
             tokens = round(float(timings["predicted_per_second"]) * seconds)
             drafted = int(timings.get("draft_n", 0))
             return Completion(tokens, seconds, drafted, int(timings.get("draft_n_accepted", 0)))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             said = printable(json.dumps(timings))[:LAST_WORDS]
             raise MtpStatsError(f"{self._name} gave timings without a speed: {said}") from None
 

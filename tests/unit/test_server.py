@@ -57,6 +57,9 @@ ANSWERS = {
     7: (500, '{"error": {"message": "no\\u001b slot"}}'),
     8: (200, "not JSON"),
     9: (200, '{"timings": {}}'),
+    10: (200, '{"timings": {"predicted_ms": 0, "predicted_per_second": 1}}'),
+    11: (200, '{"timings": {"predicted_ms": NaN, "predicted_per_second": 1}}'),
+    12: (200, '{"timings": {"predicted_ms": 1, "predicted_per_second": Infinity}}'),
 }
 
 
@@ -88,7 +91,7 @@ def test_completions_and_the_end(program: Path, tmp_path: Path) -> None:
         for n_predict, words in (
             (7, r"HTTP 500.*no\\u001b slot"),
             (8, "no answer that can be read"),
-            (9, "timings without a speed"),
+            *((n, "timings without a speed") for n in (9, 10, 11, 12)),
         ):
             with pytest.raises(MtpStatsError, match=words) as caught:
                 server.complete([1], n_predict)
@@ -116,6 +119,31 @@ def test_a_server_that_does_not_start(program: Path, flag: str, error: Any, word
     with pytest.raises(error, match=words) as caught:
         Server(program, [flag], start_seconds=1)
     assert "\n" not in str(caught.value)
+
+
+def test_a_program_is_found_as_a_shell_finds_it(program: Path, monkeypatch: Any) -> None:
+    ended = pytest.raises(MtpStatsError, match="llama-server ended with code 3")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(program.parent)
+    with ended:
+        Server(Path("./llama-server"), ["fail"])
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.chdir("/")
+    with ended:
+        Server(Path("llama-server"), ["fail"])
+
+
+def test_a_server_that_never_answers(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mtpstats.server.HEALTH_SECONDS", 0.2)
+    path = tmp_path / "silent"
+    path.write_text(
+        f"#!{sys.executable} -S\nimport socket, sys, time\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "with socket.create_server(('127.0.0.1', port)):\n    time.sleep(60)\n"
+    )
+    path.chmod(0o755)
+    with pytest.raises(MtpStatsError, match="silent is not ready after 1 s: it said nothing"):
+        Server(path, [], start_seconds=1)
 
 
 def test_a_program_that_is_none(tmp_path: Path) -> None:
