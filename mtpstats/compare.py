@@ -172,9 +172,9 @@ def _refuse_unlike(first: dict[str, Any], second: dict[str, Any], names: str) ->
         if here is None or there is None:
             unknown.append(field)
             continue
+        one, other = results.told_apart(here, there)
         raise InputError(
-            f"{names} cannot be compared: {field} is {results.described(here)} in the first and "
-            f"{results.described(there)} in the second"
+            f"{names} cannot be compared: {field} is {one} in the first and {other} in the second"
         )
     return [f"taken to be alike, as one of the two does not say: {', '.join(unknown)}"] * bool(
         unknown

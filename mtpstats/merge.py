@@ -71,7 +71,7 @@ def difference(first: dict[str, Any], other: dict[str, Any]) -> tuple[str, str, 
     for field in _fields(first, other):
         here, there = _at(first, field), _at(other, field)
         if here != there:
-            return field, results.described(here), results.described(there)
+            return field, *results.told_apart(here, there)
     return None
 
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,19 @@ def described(value: Any) -> str:
         return _NAMES[type(value)]
     shown = printable(repr(value))
     return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def told_apart(here: Any, there: Any) -> tuple[str, str]:
+    """Return two values that differ as an error line quotes them: so that they look different."""
+    shown = described(here), described(there)
+    if shown[0] != shown[1]:
+        return shown
+    texts = [printable(json.dumps(value)) for value in (here, there)]
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
+    start = max(same - 20, 0)
+    cut = [text[start : start + 40] for text in texts]
+    dots = "..." if start else ""
+    return f"{dots}{cut[0]}", f"{dots}{cut[1]}"
 
 
 def check_writable(path: Path) -> None:

@@ -334,6 +334,23 @@ def test_what_is_no_result_is_refused(tmp_path, data, word):
     assert word in refusal(results.read, path)
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "shown"),
+    [
+        (1, None, ("1", "null")),
+        ({"a": 1}, {"a": 1, "b": 2}, ('{"a": 1}', '{"a": 1, "b": 2}')),
+        (
+            ["x" * 90],
+            ["x" * 80 + "\x1b"],
+            ("..." + "x" * 30 + '"]', "..." + "x" * 20 + '\\u001b"]'),
+        ),
+        ("x" * 99 + "yz", "x" * 99 + "z", ("..." + "x" * 20 + 'yz"', "..." + "x" * 20 + 'z"')),
+    ],
+)
+def test_values_that_differ_look_different(here, there, shown):
+    assert results.told_apart(here, there) == shown
+
+
 def test_infinite_number_is_refused(result, tmp_path):
     path = tmp_path / "r.json"
     text = json.dumps(damaged(result, "settings.temp", 1234.5)).replace("1234.5", "1e999")
